@@ -1,0 +1,32 @@
+#include "base/log.h"
+
+#include <atomic>
+#include <cstdio>
+
+namespace longkv {
+
+namespace {
+std::atomic<LogLevel> g_level{LogLevel::kInfo};
+std::atomic<bool> g_strict{false};
+std::atomic<int64_t> g_notices{0};
+}  // namespace
+
+void set_log_level(LogLevel level) { g_level.store(level); }
+LogLevel log_level() { return g_level.load(std::memory_order_relaxed); }
+
+void log_line(LogLevel level, const std::string& text) {
+  if (log_level() < level) return;
+  std::fprintf(stderr, "%s\n", text.c_str());
+}
+
+Status notice(const std::string& text) {
+  g_notices.fetch_add(1);
+  if (g_strict.load()) return Status(Code::kInvalidArgument, text + " (an error because of --strict)");
+  std::fprintf(stderr, "note: %s\n", text.c_str());
+  return {};
+}
+
+void set_strict(bool strict) { g_strict.store(strict); }
+int64_t notice_count() { return g_notices.load(); }
+
+}  // namespace longkv

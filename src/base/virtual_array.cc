@@ -1,0 +1,63 @@
+#include "base/virtual_array.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+
+namespace longkv {
+
+namespace {
+constexpr uint64_t kHugePage = uint64_t(2) << 20;
+}
+
+Result<VirtualArray> VirtualArray::reserve(uint64_t bytes) {
+  VirtualArray array;
+  if (bytes == 0) return array;
+  // Over-reserve by one huge page so that the start can be aligned for the TLB's sake.
+  const uint64_t total = bytes + kHugePage;
+  if (total < bytes) return fail(Code::kOutOfMemory, "cannot reserve {} bytes of address space", bytes);
+  void* p = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) {
+    return fail(Code::kOutOfMemory, "cannot reserve {} bytes of address space: {}", bytes, std::strerror(errno));
+  }
+  const auto start = reinterpret_cast<uintptr_t>(p);
+  const uintptr_t aligned = (start + kHugePage - 1) & ~uintptr_t(kHugePage - 1);
+  if (aligned > start) ::munmap(p, aligned - start);
+  const uint64_t page = uint64_t(::sysconf(_SC_PAGESIZE));
+  const uintptr_t end = (aligned + bytes + page - 1) & ~uintptr_t(page - 1);
+  if (start + total > end) ::munmap(reinterpret_cast<void*>(end), start + total - end);
+  array.data_ = reinterpret_cast<uint8_t*>(aligned);
+  array.size_ = bytes;
+  return array;
+}
+
+VirtualArray::VirtualArray(VirtualArray&& other) noexcept { *this = std::move(other); }
+
+VirtualArray& VirtualArray::operator=(VirtualArray&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+VirtualArray::~VirtualArray() {
+  if (data_ != nullptr) ::munmap(data_, size_);
+}
+
+void VirtualArray::advise_huge(uint64_t bytes) {
+  const uint64_t whole = (bytes < size_ ? bytes : size_) & ~(kHugePage - 1);
+  if (whole > 0) ::madvise(data_, whole, MADV_HUGEPAGE);
+}
+
+void VirtualArray::release(uint64_t begin, uint64_t end) {
+  const uint64_t page = uint64_t(::sysconf(_SC_PAGESIZE));
+  const uint64_t first = (begin + page - 1) & ~(page - 1);
+  const uint64_t last = (end < size_ ? end : size_) & ~(page - 1);
+  if (last > first) ::madvise(data_ + first, last - first, MADV_DONTNEED);
+}
+
+}  // namespace longkv

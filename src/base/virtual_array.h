@@ -1,0 +1,40 @@
+// A byte array with a reserved address range whose pages are only paid for once written.
+//
+// The KV cache grows inside such a range without copying: capacity costs address space, not memory. Pages come from
+// the thread that writes them first, so they lie on that thread's NUMA node.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "longkv/status.h"
+
+namespace longkv {
+
+class VirtualArray {
+ public:
+  // Reserves `bytes` of address space, zero-filled on first touch. Errors: kOutOfMemory.
+  static Result<VirtualArray> reserve(uint64_t bytes);
+
+  VirtualArray() = default;
+  VirtualArray(VirtualArray&& other) noexcept;
+  VirtualArray& operator=(VirtualArray&& other) noexcept;
+  VirtualArray(const VirtualArray&) = delete;
+  VirtualArray& operator=(const VirtualArray&) = delete;
+  ~VirtualArray();
+
+  uint8_t* data() { return data_; }
+  const uint8_t* data() const { return data_; }
+  uint64_t size() const { return size_; }
+
+  // Asks for huge pages in the whole 2 MiB units inside [0, bytes); a hint, never an error.
+  void advise_huge(uint64_t bytes);
+  // Returns whole pages inside [begin, end) to the system; their content reads as zero afterwards.
+  void release(uint64_t begin, uint64_t end);
+
+ private:
+  uint8_t* data_ = nullptr;
+  uint64_t size_ = 0;
+};
+
+}  // namespace longkv
