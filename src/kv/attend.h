@@ -1,0 +1,47 @@
+// Decode attention over chosen rows: one kernel for dense and sparse, all KV types.
+//
+// Attention partials are the one currency of longkv: whatever attended (dense, sparse, another device, an estimate)
+// returns (out, lse), and merging partials is exact, ordered and deterministic.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/threads.h"
+#include "kv/types.h"
+
+namespace longkv {
+
+// A group of query heads that read the same rows of one KV head.
+struct AttendUnit {
+  const float* q = nullptr;  // [n_q][dim_k], RoPE applied, not scaled
+  int n_q = 0;               // usually the group size; 1 for selection per query head
+  KvHeadView kv;
+  std::span<const RowRange> ranges;  // ascending, disjoint; adjacent ranges are equal to their union, bit for bit
+  float* out = nullptr;              // [n_q][dim_v]
+  float* lse = nullptr;              // [n_q], natural log; -inf with out = 0 when there are no rows
+};
+
+struct AttendParams {
+  float scale = 1.0f;    // multiplies q.k
+  float softcap = 0.0f;  // 0: off; else s = softcap * tanh(s / softcap)
+};
+
+// Reused between calls so that decoding allocates nothing once warm.
+struct AttendScratch {
+  std::vector<float> partials;
+  std::vector<int64_t> tasks;
+};
+
+// Splits the rows of each unit in fixed chunks (never by thread count) and merges the chunks in order.
+void attend(std::span<const AttendUnit> units, const AttendParams& params, AttendScratch& scratch, ThreadPool& pool);
+
+// Merges n partials of one query head in the given order: out[dim] and lse become the merged ones.
+// outs: [n][dim], lses: [n]; an empty partial has lse = -inf.
+void merge_partials(const float* outs, const float* lses, int n, int64_t dim, float* out, float* lse);
+
+// Scores only: dst[n_q][rows of ranges, concatenated] = scale * q.k (softcap applied). For checks and token selection.
+void attend_scores(const AttendUnit& unit, const AttendParams& params, float* dst, ThreadPool& pool);
+
+}  // namespace longkv

@@ -1,0 +1,19 @@
+// Encoding and decoding of K and V rows. q8_0: dim int8 values, then dim/32 f16 scales; q4_0: dim/2 bytes of nibbles
+// (value i of a group of 32 in the low nibble of byte i for i < 16, the high nibble of byte i-16 else), then dim/32 f16
+// scales, value = (nibble - 8) * scale. Rounding is to nearest.
+#pragma once
+
+#include <cstdint>
+
+#include "kv/types.h"
+
+namespace longkv {
+
+// One row of `dim` fp32 channels to its stored form and back.
+void encode_row(KvType type, const float* src, int64_t dim, uint8_t* dst);
+void decode_row(KvType type, const uint8_t* src, int64_t dim, float* dst);
+// Rows [begin, end) of a head's K or V to fp32, [end - begin][dim].
+void decode_k_rows(const KvHeadView& head, int64_t begin, int64_t end, float* dst);
+void decode_v_rows(const KvHeadView& head, int64_t begin, int64_t end, float* dst);
+
+}  // namespace longkv

@@ -1,0 +1,43 @@
+// Summaries of blocks of keys, scored against the current query.
+//
+// An index belongs to one layer and covers all its KV heads. It reads keys as they are stored (after the codec), so an
+// index built row by row equals one rebuilt from the cache, bit for bit.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "kv/recipe.h"
+#include "kv/types.h"
+#include "longkv/status.h"
+
+namespace longkv {
+
+class BlockIndex {
+ public:
+  virtual ~BlockIndex() = default;
+
+  // Takes note of rows [begin, end) of a head, in ascending order without gaps. Called after the cache holds them.
+  virtual void append(int kv_head, const KvHeadView& keys, int64_t begin, int64_t end) = 0;
+  // Attention mass received by rows [0, rows) from the last queries of the prompt: mass[query head of the group][rows],
+  // row stride `stride`. Kinds that do not use it ignore it.
+  virtual void set_importance(int kv_head, const KvHeadView& keys, const float* mass, int64_t stride, int64_t rows);
+  // Rows at and after `rows` are gone; the block that becomes open again is rebuilt from the cache.
+  virtual void truncate(int kv_head, const KvHeadView& keys, int64_t rows) = 0;
+
+  // scores[j][b - block_begin] for query heads j of the group and blocks [block_begin, block_end); larger = more mass
+  // expected. q: [n_q][dim_k]. Unscaled dot products unless the kind says otherwise.
+  virtual void score(int kv_head, const float* q, int n_q, int64_t block_begin, int64_t block_end,
+                     float* scores) const = 0;
+
+  virtual int64_t blocks(int kv_head) const = 0;
+  // Bytes that scoring n blocks of one KV head reads, and bytes held by the whole index.
+  virtual int64_t bytes_scored(int64_t n) const = 0;
+  virtual int64_t bytes_held() const = 0;
+};
+
+// Errors: kInvalidArgument (a kind that the shape cannot have).
+Result<std::unique_ptr<BlockIndex>> make_index(const IndexSpec& spec, const KvShape& shape, int64_t capacity_rows);
+
+}  // namespace longkv

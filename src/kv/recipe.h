@@ -1,0 +1,80 @@
+// A KV recipe: which rows are kept, how they are stored, indexed and selected. Parsed from a short string or YAML;
+// results always record the canonical string.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kv/cache.h"
+#include "longkv/status.h"
+
+namespace longkv {
+
+enum class IndexKind {
+  kNone,
+  kMean,     // mean of the block's keys
+  kMax,      // per-channel maximum
+  kMinMax,   // Quest's box: per-channel minimum and maximum; the score is an upper bound of q.k
+  kFixed,    // `reps` evenly spaced keys of the block, kept apart
+  kDynamic,  // `reps` keys that received most attention mass from the last queries of the prompt
+  kBits,     // one sign bit per channel and token with a magnitude per 32 channels
+};
+const char* index_kind_name(IndexKind kind);
+
+enum class SelectHeads { kPerKvHead, kShared, kPerQueryHead };
+enum class Aggregate { kSum, kMax, kSoftmaxSum };  // over the query heads that share a selection
+
+struct IndexSpec {
+  IndexKind kind = IndexKind::kNone;
+  int64_t block = 16;  // rows per block
+  int reps = 1;        // representatives per block (fixed, dynamic)
+  bool rotate = true;  // bits: Hadamard rotation of keys and queries before the signs are taken
+  int64_t coarse = 0;  // two-level: fine blocks per coarse block; 0 = chosen from the length, 1 = never
+  bool operator==(const IndexSpec&) const = default;
+};
+
+struct SelectSpec {
+  bool all = true;        // full attention (within keep's rows)
+  int64_t budget = 2048;  // rows attended per KV head and step: sinks, local window and open block included
+  int64_t sink = 16;      // first rows, always attended
+  int64_t local = 64;     // last rows, always attended
+  SelectHeads heads = SelectHeads::kPerKvHead;
+  Aggregate aggregate = Aggregate::kSum;
+  int dense_layers = 0;             // the first layers attend everything
+  int layer_step = 1;               // select anew in every layer_step-th layer, reuse in between
+  int token_step = 1;               // select anew every token_step-th decoded token
+  int64_t preselect = 0;            // SnapKV vote: candidate blocks kept as a mask, never an eviction; 0 = off
+  int64_t preselect_queries = 128;  // observation window of the vote
+  int64_t preselect_kernel = 7;     // pooling width over tokens
+  bool operator==(const SelectSpec&) const = default;
+};
+
+struct KeepSpec {
+  bool streaming = false;  // only sinks and window are ever attended (absolute positions)
+  int64_t sink = 4;
+  int64_t window = 2044;
+  bool operator==(const KeepSpec&) const = default;
+};
+
+struct Recipe {
+  std::string name;  // preset or "custom"
+  KeepSpec keep;
+  IndexSpec index;
+  SelectSpec select;
+  KvTypes store;
+  std::string canonical() const;  // parses back to an equal recipe
+};
+
+// `text`: "quest", "quest:block=16,budget=1024", "index=minmax(block=16) + select=topk(budget=1024) + store=q8_0", ...
+// Errors: kInvalidArgument with the position and what is allowed there; illegal combinations name the nearest legal
+// one.
+Result<Recipe> parse_recipe(std::string_view text);
+// A recipe in YAML (recipes/*.yaml), and a KTransformers long-context config.yaml.
+Result<Recipe> parse_recipe_yaml(std::string_view yaml);
+Result<Recipe> parse_ktransformers_yaml(std::string_view yaml);
+Status validate_recipe(const Recipe& recipe);
+const std::vector<std::string>& recipe_presets();
+
+}  // namespace longkv

@@ -1,0 +1,62 @@
+// Shapes and element types of the KV cache, and the counters that must never be mixed.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace longkv {
+
+// How one K or V row is encoded. Names as in llama.cpp's -ctk and -ctv.
+enum class KvType { kF32, kF16, kBf16, kQ8_0, kQ4_0 };
+
+const char* kv_type_name(KvType type);
+std::optional<KvType> parse_kv_type(std::string_view name);
+// Bytes of a row of `dim` channels (a multiple of 32 for q8_0 and q4_0).
+int64_t kv_row_bytes(KvType type, int64_t dim);
+
+template <class Tag>
+struct Count {
+  int64_t v = 0;
+  auto operator<=>(const Count&) const = default;
+};
+using TokenCount = Count<struct TokenTag>;      // tokens seen by a sequence; the next token's position
+using RowCount = Count<struct RowTag>;          // rows kept; equals tokens seen until something is evicted or merged
+using RowCapacity = Count<struct CapacityTag>;  // rows that address space is reserved for
+
+// Rows [begin, end) of one KV head.
+struct RowRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool operator==(const RowRange&) const = default;
+};
+
+// What the cache must know of a model; it knows nothing else of it.
+struct KvShape {
+  int layers = 0;
+  int kv_heads = 0;
+  int group_size = 0;  // query heads per KV head
+  int dim_k = 0;       // channels of a K row
+  int dim_v = 0;
+  std::vector<int64_t> window;  // per layer: tokens a query sees, its own included; 0 = all. Empty = all layers 0
+
+  int64_t window_of(int layer) const { return window.empty() ? 0 : window[size_t(layer)]; }
+};
+
+// The stored rows of one KV head in one layer. K rows carry RoPE at their absolute position.
+struct KvHeadView {
+  KvType k_type = KvType::kF16;
+  KvType v_type = KvType::kF16;
+  int dim_k = 0;
+  int dim_v = 0;
+  const uint8_t* k = nullptr;  // row r at k + r * k_stride
+  const uint8_t* v = nullptr;
+  int64_t k_stride = 0;  // bytes
+  int64_t v_stride = 0;
+  int64_t first_row = 0;  // rows below were released (sliding windows)
+  int64_t rows = 0;       // rows end here
+};
+
+}  // namespace longkv

@@ -1,0 +1,64 @@
+// y = x W^T for every weight type: the only place where weights meet activations.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/threads.h"
+#include "ops/quantize_rows.h"
+#include "ops/weight.h"
+
+namespace longkv {
+
+// Input of one or several products: fp32 rows and, made on first need, their int8 form.
+class MatmulInput {
+ public:
+  // x: [tokens][cols], contiguous; must outlive the object's use. Cheap: nothing is rounded yet.
+  void reset(const float* x, int64_t tokens, int64_t cols);
+  const float* x() const { return x_; }
+  int64_t tokens() const { return tokens_; }
+  int64_t cols() const { return cols_; }
+  const QuantizedRows& quantized(ThreadPool& pool);
+
+ private:
+  const float* x_ = nullptr;
+  int64_t tokens_ = 0;
+  int64_t cols_ = 0;
+  bool rounded_ = false;
+  QuantizedRows rows_;
+};
+
+class Matmul {
+ public:
+  Matmul(ThreadPool& pool, ProductType type);
+  ~Matmul();
+
+  // y[t][r] = sum_c w[r][c] * x[t][c] for all tokens of `in`; y has a row stride of `y_stride` values.
+  // A few tokens go to the memory-bound matrix-vector kernels, many to the tiled prompt kernels; the result of a token
+  // does not depend on the thread count. In kF32 it does not depend on how many tokens come together beyond fp32
+  // rounding.
+  void run(const Weight& w, MatmulInput& in, float* y, int64_t y_stride);
+
+  ProductType type() const { return type_; }
+  // One line for `longkv version` and the run header: which kernel serves this weight type.
+  static const char* kernel_name(TensorType type, ProductType product, int64_t tokens);
+
+ private:
+  struct Scratch;
+  ThreadPool& pool_;
+  ProductType type_;
+  std::unique_ptr<Scratch> scratch_;
+};
+
+// Parts, also called by benchmarks and tests:
+
+// Decode: every row of w against a few int8 rows (1 to 8). Weight types with an int8 form only (all quantised ones).
+void matvec_int8(const Weight& w, const QuantizedRows& x, float* y, int64_t y_stride, ThreadPool& pool);
+// Decode with weights decoded to fp32 in registers or small tiles; every type. x: [tokens][cols].
+void matvec_f32(const Weight& w, const float* x, int64_t tokens, float* y, int64_t y_stride, ThreadPool& pool);
+// Prompt: tiled int8 products. Weight types with an int8 form only.
+void matmul_int8(const Weight& w, const QuantizedRows& x, float* y, int64_t y_stride, ThreadPool& pool);
+// True when the type has an int8 form.
+bool has_int8_form(TensorType type);
+
+}  // namespace longkv
