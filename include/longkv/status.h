@@ -32,9 +32,7 @@ class [[nodiscard]] Status {
   const std::string& message() const { return message_; }
 
   // Prefixes the message with where the error was met ("model.gguf: ...").
-  Status with_context(const std::string& where) const {
-    return ok() ? *this : Status(code_, where + ": " + message_);
-  }
+  Status with_context(const std::string& where) const { return ok() ? *this : Status(code_, where + ": " + message_); }
 
  private:
   Code code_ = Code::kOk;
@@ -45,8 +43,8 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : v_(std::move(value)) {}            // NOLINT(google-explicit-constructor)
-  Result(Status status) : v_(std::move(status)) {      // NOLINT(google-explicit-constructor)
+  Result(T value) : v_(std::move(value)) {}        // NOLINT(google-explicit-constructor)
+  Result(Status status) : v_(std::move(status)) {  // NOLINT(google-explicit-constructor)
     if (std::get<Status>(v_).ok()) v_ = Status(Code::kInternal, "Result built from an ok Status");
   }
 
@@ -73,9 +71,9 @@ class [[nodiscard]] Result {
 #define LONGKV_CONCAT(a, b) LONGKV_CONCAT_INNER(a, b)
 
 // Returns the Status of `expr` from the enclosing function unless it is ok.
-#define LONGKV_TRY(expr)                                  \
-  do {                                                    \
-    if (::longkv::Status s_ = (expr); !s_.ok()) return s_; \
+#define LONGKV_TRY(expr)                                                                    \
+  do {                                                                                      \
+    if (::longkv::Status longkv_status = (expr); !longkv_status.ok()) return longkv_status; \
   } while (0)
 
 // LONGKV_ASSIGN(auto x, make_x()): unwraps a Result or returns its Status from the enclosing function.

@@ -1,0 +1,140 @@
+#include "engine/session.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/error.h"
+
+namespace longkv {
+
+namespace {
+
+// Layer-major order holds the hidden states of a whole span of the prompt. Longer prompts are read in several spans,
+// so that this buffer stays small beside the cache of any model.
+constexpr int64_t kHiddenBytes = int64_t(1) << 30;
+
+int64_t span_tokens(const ModelConfig& config, int64_t chunk) {
+  return std::max(chunk, kHiddenBytes / (config.dim * int64_t(sizeof(float))));
+}
+
+bool cancelled(const std::atomic<bool>* cancel) { return cancel != nullptr && cancel->load(std::memory_order_relaxed); }
+
+}  // namespace
+
+Session::Session(std::shared_ptr<const LoadedModel> model, const SessionOptions& options, std::unique_ptr<KvSession> kv,
+                 ThreadPool& pool)
+    : options_(options), kv_(std::move(kv)), graph_(std::move(model), options.context, options.products, pool) {
+  logits_.resize(size_t(graph_.model().config().vocab));
+}
+
+Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const LoadedModel> model,
+                                                 const SessionOptions& options, ThreadPool& pool) {
+  if (options.context < 1)
+    return fail(Code::kInvalidArgument, "context of {} tokens; at least 1 is needed", options.context);
+  if (options.chunk < 1) return fail(Code::kInvalidArgument, "chunk of {} tokens; at least 1 is needed", options.chunk);
+  const ModelConfig& c = model->config();
+  LONGKV_ASSIGN(auto kv, KvSession::create(c.kv_shape(), options.recipe, RowCapacity{options.context},
+                                           AttendParams{c.attn_scale, c.attn_softcap}, pool));
+  return std::unique_ptr<Session>(new Session(std::move(model), options, std::move(kv), pool));
+}
+
+int64_t Session::hidden_bytes(const ModelConfig& config, int64_t n) {
+  return std::min(n, span_tokens(config, 1)) * config.dim * int64_t(sizeof(float));
+}
+
+Status Session::check_logits() const {
+  for (float v : logits_) {
+    if (!std::isfinite(v)) {
+      return fail(Code::kInternal,
+                  "the model produced a logit that is not a finite number after {} tokens; its weights may be damaged",
+                  tokens());
+    }
+  }
+  return {};
+}
+
+Status Session::prefill(std::span<const int32_t> ids, const PrefillProgress& progress, const std::atomic<bool>* cancel,
+                        const LogitsSink& sink, int64_t sink_from) {
+  const int64_t n = int64_t(ids.size());
+  if (n == 0) return {};
+  const int64_t start = tokens();
+  if (start + n > options_.context) {
+    return fail(Code::kInvalidArgument, "{} tokens are held and {} more do not fit the context of {}", start, n,
+                options_.context);
+  }
+  const ModelConfig& c = model().config();
+  for (int32_t id : ids) {
+    if (id < 0 || id >= c.vocab) {
+      return fail(Code::kInvalidArgument, "token id {} is outside the vocabulary of {}", id, c.vocab);
+    }
+  }
+  const bool chunk_major = options_.order == PrefillOrder::kChunkMajor || sink;
+  const int64_t span = chunk_major ? options_.chunk : span_tokens(c, options_.chunk);
+  for (int64_t begin = 0; begin < n; begin += span) {
+    const int64_t count = std::min(span, n - begin);
+    const Status s = prefill_span(ids.subspan(size_t(begin), size_t(count)), start + n, begin + count == n, begin, n,
+                                  progress, cancel, sink, sink_from);
+    if (!s.ok()) {
+      const Status undone = kv_->truncate(TokenCount{start});
+      return undone.ok() ? s : undone;
+    }
+  }
+  // Only the last row reaches the output matrix.
+  const int64_t last = (n - 1) % span;
+  graph_.logits(hidden_.data() + last * c.dim, 1, logits_.data());
+  return check_logits();
+}
+
+Status Session::prefill_span(std::span<const int32_t> ids, int64_t prompt_end, bool last_span, int64_t done_before,
+                             int64_t total, const PrefillProgress& progress, const std::atomic<bool>* cancel,
+                             const LogitsSink& sink, int64_t sink_from) {
+  const ModelConfig& c = model().config();
+  const int64_t n = int64_t(ids.size());
+  const int64_t start = tokens();
+  if (hidden_.size() < size_t(n * c.dim)) hidden_.resize(size_t(n * c.dim));
+  LONGKV_TRY(graph_.embed(ids.data(), n, hidden_.data()));
+  int64_t token_layers = 0;
+  for (int layer = 0; layer < c.layers; ++layer) {
+    for (int64_t begin = 0; begin < n; begin += options_.chunk) {
+      const int64_t count = std::min(options_.chunk, n - begin);
+      LONGKV_TRY(
+          graph_.prefill_layer(layer, *kv_, hidden_.data() + begin * c.dim, count, start + begin, prompt_end, cancel));
+      if (cancelled(cancel)) return fail(Code::kCancelled, "interrupted while the prompt was read");
+      token_layers += count;
+      if (progress) progress(done_before + token_layers / c.layers, total);
+    }
+    if (last_span) LONGKV_TRY(kv_->finish_prefill(layer));
+  }
+  if (sink && done_before + n > sink_from) {
+    const int64_t first = std::max<int64_t>(sink_from - done_before, 0);
+    constexpr int64_t kLogitRows = 64;
+    sink_logits_.resize(size_t(kLogitRows * c.vocab));
+    for (int64_t t = first; t < n; t += kLogitRows) {
+      const int64_t count = std::min(kLogitRows, n - t);
+      graph_.logits(hidden_.data() + t * c.dim, count, sink_logits_.data());
+      sink(done_before + t, count, sink_logits_.data());
+    }
+  }
+  return {};
+}
+
+Status Session::decode(int32_t id) {
+  const int64_t position = tokens();
+  if (position >= options_.context) {
+    return fail(Code::kInvalidArgument, "the context of {} tokens is full", options_.context);
+  }
+  const ModelConfig& c = model().config();
+  if (hidden_.size() < size_t(c.dim)) hidden_.resize(size_t(c.dim));
+  LONGKV_TRY(graph_.embed(&id, 1, hidden_.data()));
+  for (int layer = 0; layer < c.layers; ++layer) LONGKV_TRY(graph_.decode_layer(layer, *kv_, hidden_.data(), position));
+  graph_.logits(hidden_.data(), 1, logits_.data());
+  return check_logits();
+}
+
+Status Session::truncate(int64_t n) {
+  if (n < 0 || n > tokens()) return fail(Code::kInvalidArgument, "cannot cut to {} tokens, {} are held", n, tokens());
+  return kv_->truncate(TokenCount{n});
+}
+
+}  // namespace longkv

@@ -1,0 +1,85 @@
+// One sequence of tokens through a model: prompt reading and decoding over a KV session.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/threads.h"
+#include "kv/session.h"
+#include "longkv/status.h"
+#include "model/graph.h"
+#include "model/model.h"
+
+namespace longkv {
+
+enum class PrefillOrder {
+  kLayerMajor,  // all chunks through layer 0, then all through layer 1, ...
+  kChunkMajor,  // one chunk through all layers, then the next
+};
+
+struct SessionOptions {
+  int64_t context = 0;  // tokens that the sequence may reach; must be set
+  Recipe recipe;
+  ProductType products = ProductType::kInt8;
+  int64_t chunk = 512;  // prompt tokens that pass a layer together
+  PrefillOrder order = PrefillOrder::kLayerMajor;
+};
+
+// Called after each piece of prompt work. `done` counts token-layers in units of tokens, so it rises evenly to `total`.
+using PrefillProgress = std::function<void(int64_t done, int64_t total)>;
+// Receives logits of prompt tokens [first, first + n): [n][vocab].
+using LogitsSink = std::function<void(int64_t first, int64_t n, const float* logits)>;
+
+class Session {
+ public:
+  // Errors: kInvalidArgument (context or recipe), kOutOfMemory.
+  static Result<std::unique_ptr<Session>> create(std::shared_ptr<const LoadedModel> model,
+                                                 const SessionOptions& options, ThreadPool& pool);
+
+  // Reads prompt tokens after those already held. logits() then belongs to the last one. With `sink`, logits of every
+  // token from `sink_from` (an index into ids) on are delivered in order; that forces chunk-major order.
+  // Errors: kInvalidArgument (does not fit the context, unknown id; nothing changed), kCancelled (the sequence keeps
+  // what it held before), kInternal (logits are not finite).
+  Status prefill(std::span<const int32_t> ids, const PrefillProgress& progress = {},
+                 const std::atomic<bool>* cancel = nullptr, const LogitsSink& sink = {}, int64_t sink_from = 0);
+
+  // Feeds one token; logits() then predicts the next.
+  Status decode(int32_t id);
+
+  // [vocab], of the last token fed.
+  std::span<const float> logits() const { return logits_; }
+  int64_t tokens() const { return kv_->tokens().v; }
+  int64_t context() const { return options_.context; }
+  // Forgets all tokens from position n on.
+  Status truncate(int64_t n);
+
+  KvSession& kv() { return *kv_; }
+  const KvSession& kv() const { return *kv_; }
+  const LoadedModel& model() const { return graph_.model(); }
+  const SessionOptions& options() const { return options_; }
+
+  // Bytes of hidden states held while a prompt of n tokens is read.
+  static int64_t hidden_bytes(const ModelConfig& config, int64_t n);
+
+ private:
+  Session(std::shared_ptr<const LoadedModel> model, const SessionOptions& options, std::unique_ptr<KvSession> kv,
+          ThreadPool& pool);
+  // Reads ids that pass through all layers before the next span starts.
+  Status prefill_span(std::span<const int32_t> ids, int64_t prompt_end, bool last_span, int64_t done_before,
+                      int64_t total, const PrefillProgress& progress, const std::atomic<bool>* cancel,
+                      const LogitsSink& sink, int64_t sink_from);
+  Status check_logits() const;
+
+  SessionOptions options_;
+  std::unique_ptr<KvSession> kv_;
+  Graph graph_;
+  std::vector<float> hidden_;
+  std::vector<float> logits_;
+  std::vector<float> sink_logits_;
+};
+
+}  // namespace longkv

@@ -1,0 +1,179 @@
+#include "model/weights.h"
+
+#include <set>
+#include <string>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace longkv {
+
+namespace {
+
+// Looks tensors up by name, checks shapes, and remembers which were used.
+class Binder {
+ public:
+  explicit Binder(const GgufFile& file) : file_(file) {}
+
+  bool has(const std::string& name) const { return file_.find(name) != nullptr; }
+
+  Result<Weight> matrix(const std::string& name, int64_t rows, int64_t cols) {
+    const TensorInfo* t = file_.find(name);
+    if (t == nullptr) return fail(Code::kCorrupt, "tensor '{}' is missing", name);
+    if (t->dims[0] != cols || t->dims[1] != rows || t->dims[2] != 1 || t->dims[3] != 1) {
+      return fail(Code::kCorrupt, "tensor '{}' has shape [{}, {}, {}, {}], expected [{}, {}]", name, t->dims[0],
+                  t->dims[1], t->dims[2], t->dims[3], cols, rows);
+    }
+    used_.insert(name);
+    Weight w;
+    w.type = t->type;
+    w.rows = rows;
+    w.cols = cols;
+    LONGKV_ASSIGN(w.row_bytes, row_bytes(t->type, cols));
+    w.data = t->data;
+    return w;
+  }
+
+  Result<Vector> vector(const std::string& name, int64_t n) {
+    const TensorInfo* t = file_.find(name);
+    if (t == nullptr) return fail(Code::kCorrupt, "tensor '{}' is missing", name);
+    if (t->elements() != n) {
+      return fail(Code::kCorrupt, "tensor '{}' has {} values, expected {}", name, t->elements(), n);
+    }
+    used_.insert(name);
+    LONGKV_ASSIGN(const int64_t bytes, row_bytes(t->type, n));
+    if (uint64_t(bytes) > t->bytes) return fail(Code::kCorrupt, "tensor '{}' is shorter than its shape says", name);
+    Vector v(static_cast<size_t>(n));
+    dequantize(t->type, t->data, v.data(), n);
+    return v;
+  }
+
+  Result<Vector> optional_vector(const std::string& name, int64_t n) {
+    if (!has(name)) return Vector();
+    return vector(name, n);
+  }
+
+  Status report_unused() const {
+    int64_t unused = 0;
+    std::string first;
+    for (const TensorInfo& t : file_.tensors()) {
+      if (used_.count(t.name) != 0) continue;
+      if (unused++ == 0) first = t.name;
+    }
+    if (unused == 0) return {};
+    return notice(fmt::format("{} tensors of the model file are not used by longkv, the first is '{}'", unused, first));
+  }
+
+ private:
+  const GgufFile& file_;
+  std::set<std::string> used_;
+};
+
+// Rows [begin, begin + rows) of a matrix.
+Weight slice(const Weight& w, int64_t begin, int64_t rows) {
+  Weight s = w;
+  s.data = w.row(begin);
+  s.rows = rows;
+  return s;
+}
+
+// Elements [begin, begin + n) of a vector that may be absent.
+Vector slice(const Vector& v, int64_t begin, int64_t n) {
+  return v.empty() ? Vector() : Vector(v.begin() + begin, v.begin() + begin + n);
+}
+
+Status bind_attention(Binder& b, const std::string& p, const ModelConfig& c, LayerWeights& l) {
+  const int64_t nq = int64_t(c.heads) * c.head_dim_k;
+  const int64_t nk = int64_t(c.kv_heads) * c.head_dim_k;
+  const int64_t nv = int64_t(c.kv_heads) * c.head_dim_v;
+  if (b.has(p + "attn_qkv.weight")) {
+    LONGKV_ASSIGN(const Weight fused, b.matrix(p + "attn_qkv.weight", nq + nk + nv, c.dim));
+    LONGKV_ASSIGN(const Vector bias, b.optional_vector(p + "attn_qkv.bias", nq + nk + nv));
+    l.q = slice(fused, 0, nq);
+    l.k = slice(fused, nq, nk);
+    l.v = slice(fused, nq + nk, nv);
+    l.q_bias = slice(bias, 0, nq);
+    l.k_bias = slice(bias, nq, nk);
+    l.v_bias = slice(bias, nq + nk, nv);
+  } else {
+    LONGKV_ASSIGN(l.q, b.matrix(p + "attn_q.weight", nq, c.dim));
+    LONGKV_ASSIGN(l.k, b.matrix(p + "attn_k.weight", nk, c.dim));
+    LONGKV_ASSIGN(l.v, b.matrix(p + "attn_v.weight", nv, c.dim));
+    LONGKV_ASSIGN(l.q_bias, b.optional_vector(p + "attn_q.bias", nq));
+    LONGKV_ASSIGN(l.k_bias, b.optional_vector(p + "attn_k.bias", nk));
+    LONGKV_ASSIGN(l.v_bias, b.optional_vector(p + "attn_v.bias", nv));
+  }
+  LONGKV_ASSIGN(l.q_norm, b.optional_vector(p + "attn_q_norm.weight", c.head_dim_k));
+  LONGKV_ASSIGN(l.k_norm, b.optional_vector(p + "attn_k_norm.weight", c.head_dim_k));
+  LONGKV_ASSIGN(l.o, b.matrix(p + "attn_output.weight", c.dim, int64_t(c.heads) * c.head_dim_v));
+  LONGKV_ASSIGN(l.o_bias, b.optional_vector(p + "attn_output.bias", c.dim));
+  LONGKV_ASSIGN(l.attn_norm, b.vector(p + "attn_norm.weight", c.dim));
+  LONGKV_ASSIGN(l.post_attn_norm, b.optional_vector(p + "post_attention_norm.weight", c.dim));
+  return {};
+}
+
+Status bind_ffn(Binder& b, const std::string& p, const ModelConfig& c, LayerWeights& l) {
+  if (b.has(p + "ffn_gate.weight")) {
+    LONGKV_ASSIGN(l.gate, b.matrix(p + "ffn_gate.weight", c.ff_dim, c.dim));
+    LONGKV_ASSIGN(l.up, b.matrix(p + "ffn_up.weight", c.ff_dim, c.dim));
+  } else {
+    LONGKV_ASSIGN(const Weight fused, b.matrix(p + "ffn_up.weight", 2 * c.ff_dim, c.dim));
+    l.gate = slice(fused, 0, c.ff_dim);
+    l.up = slice(fused, c.ff_dim, c.ff_dim);
+  }
+  LONGKV_ASSIGN(l.down, b.matrix(p + "ffn_down.weight", c.dim, c.ff_dim));
+  LONGKV_ASSIGN(l.ffn_norm, b.vector(p + "ffn_norm.weight", c.dim));
+  LONGKV_ASSIGN(l.post_ffn_norm, b.optional_vector(p + "post_ffw_norm.weight", c.dim));
+  return {};
+}
+
+}  // namespace
+
+uint64_t ModelWeights::bytes_per_token() const {
+  auto bytes = [](const Weight& w) { return uint64_t(w.rows) * uint64_t(w.row_bytes); };
+  uint64_t total = bytes(output);
+  for (const LayerWeights& l : layers) {
+    for (const Weight* w : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down}) total += bytes(*w);
+  }
+  return total;
+}
+
+Result<ModelWeights> bind_weights(const GgufFile& file, ModelConfig& c) {
+  Binder b(file);
+  ModelWeights w;
+  const TensorInfo* embedding = file.find("token_embd.weight");
+  if (embedding == nullptr) return fail(Code::kCorrupt, "tensor 'token_embd.weight' is missing");
+  c.vocab = embedding->dims[1];
+  LONGKV_ASSIGN(w.embedding, b.matrix("token_embd.weight", c.vocab, c.dim));
+  w.output = w.embedding;
+  if (b.has("output.weight")) {
+    LONGKV_ASSIGN(w.output, b.matrix("output.weight", c.vocab, c.dim));
+  }
+  LONGKV_ASSIGN(w.output_norm, b.vector("output_norm.weight", c.dim));
+  w.layers.resize(size_t(c.layers));
+  for (int i = 0; i < c.layers; ++i) {
+    const std::string prefix = fmt::format("blk.{}.", i);
+    LONGKV_TRY(bind_attention(b, prefix, c, w.layers[size_t(i)]));
+    LONGKV_TRY(bind_ffn(b, prefix, c, w.layers[size_t(i)]));
+    // Some files repeat the divisors in every layer; they are the same numbers.
+    if (b.has(prefix + "rope_freqs.weight")) {
+      LONGKV_ASSIGN(w.rope_freqs, b.vector(prefix + "rope_freqs.weight", c.rope.dim / 2));
+    }
+  }
+  if (b.has("rope_freqs.weight")) {
+    LONGKV_ASSIGN(w.rope_freqs, b.vector("rope_freqs.weight", c.rope.dim / 2));
+  }
+  if (b.has("rope_factors_long.weight")) {
+    LONGKV_ASSIGN(w.rope_factors_long, b.vector("rope_factors_long.weight", c.rope.dim / 2));
+    LONGKV_ASSIGN(w.rope_factors_short, b.vector("rope_factors_short.weight", c.rope.dim / 2));
+    c.rope.scaling = RopeScaling::kLongRope;
+  }
+  if (c.rope.scaling == RopeScaling::kLongRope && w.rope_factors_long.empty()) {
+    return fail(Code::kCorrupt,
+                "the model says longrope, but has no tensors 'rope_factors_long' and 'rope_factors_short'");
+  }
+  LONGKV_TRY(b.report_unused());
+  return w;
+}
+
+}  // namespace longkv
