@@ -12,9 +12,10 @@
 
 namespace longkv {
 
-// One value as it lies in the mapped file; arrays stay unparsed until they are asked for.
+// One value as it lies in the mapped file; arrays stay unparsed until they are asked for. `bytes` is the number or bool
+// itself, the characters of a string, or the elements of an array one after the other as encoded in the file.
 struct GgufValue {
-  uint32_t type = 0;               // GGUF value type id
+  uint32_t type = 0;               // a GgufType (gguf/format.h), always a known one
   uint32_t element_type = 0;       // of arrays
   uint64_t count = 0;              // of arrays; 1 otherwise
   std::span<const uint8_t> bytes;  // the encoded payload, bounds already checked
@@ -26,7 +27,7 @@ class Metadata {
   const std::map<std::string, GgufValue, std::less<>>& all() const { return values_; }
 
   // Every getter: kCorrupt when the value has another type or is out of range; kInvalidArgument when the key is absent.
-  // Integers accept any integer type; reals accept f32 and f64.
+  // Integers accept any integer type; reals accept f32 and f64 and, as single values, must be finite.
   Result<int64_t> integer(std::string_view key, int64_t min, int64_t max) const;
   Result<double> real(std::string_view key) const;
   Result<bool> boolean(std::string_view key) const;
