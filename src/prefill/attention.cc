@@ -1,0 +1,165 @@
+#include "prefill/attention.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
+#include "base/checked.h"
+#include "prefill/attention_tile.h"
+
+namespace longkv {
+
+namespace {
+
+// Query rows that share one packing of a key tile. Decoding and packing a key costs about as much as eight of them.
+constexpr int64_t kTargetRows = 288;
+// Items per thread below which query tiles are made smaller. The bits of the result do not depend on the tiles.
+constexpr int64_t kItemsPerThread = 4;
+constexpr int64_t kMinTokens = 16;
+
+struct FreeDeleter {
+  void operator()(float* p) const { std::free(p); }
+};
+using AlignedFloats = std::unique_ptr<float, FreeDeleter>;
+
+// Hands out 64-byte aligned pieces of one allocation.
+class Carver {
+ public:
+  explicit Carver(float* base) : next_(base) {}
+  float* take(int64_t n) {
+    float* p = next_;
+    next_ += round_up(n, 16);
+    return p;
+  }
+  float* end() const { return next_; }
+
+ private:
+  float* next_;
+};
+
+int64_t tokens_per_tile(int64_t tokens, int64_t kv_heads, int64_t group, int64_t threads) {
+  int64_t per_tile = std::max<int64_t>(1, kTargetRows / group);
+  const int64_t wanted = ceil_div(kItemsPerThread * threads, kv_heads);
+  per_tile = std::min(per_tile, std::max(ceil_div(tokens, wanted), kMinTokens));
+  return std::min(per_tile, tokens);
+}
+
+}  // namespace
+
+struct PrefillAttention::Scratch {
+  struct Shape {
+    int64_t dim_k = 0, dim_v = 0, rows = 0, group = 0;
+    bool operator==(const Shape&) const = default;
+  };
+
+  // Largest shape so far; buffers only grow, so that a run of equal chunks allocates once.
+  Shape shape;
+  std::vector<AlignedFloats> memory;  // [workers]
+  std::vector<TileScratch> workers;
+  std::vector<float> row_max, row_sum;  // [kv head][token >= mass_from][group]
+
+  static TileScratch carve(const Shape& s, Carver& carver) {
+    const int64_t key_tile = 256;
+    const int64_t dim_v = round_up(s.dim_v, kMaxPanel);
+    TileScratch t;
+    t.q = carver.take(s.rows * s.dim_k);
+    t.acc = carver.take(s.rows * dim_v);
+    t.max = carver.take(s.rows);
+    t.sum = carver.take(s.rows);
+    t.k = carver.take(key_tile * s.dim_k);
+    t.v = carver.take(key_tile * dim_v);
+    t.s = carver.take(kScoreRows * (key_tile + 16));
+    t.decoded = carver.take(kMaxPanel * std::max(s.dim_k, dim_v));
+    t.mass = carver.take(key_tile * s.group);
+    return t;
+  }
+
+  void reserve(const Shape& wanted) {
+    const Shape s{std::max(shape.dim_k, wanted.dim_k), std::max(shape.dim_v, wanted.dim_v),
+                  std::max(shape.rows, wanted.rows), std::max(shape.group, wanted.group)};
+    if (s == shape) return;
+    shape = s;
+    Carver sizes(nullptr);
+    carve(s, sizes);
+    const size_t bytes = size_t(sizes.end() - static_cast<float*>(nullptr)) * sizeof(float);
+    for (size_t w = 0; w < workers.size(); ++w) {
+      memory[w].reset();
+      memory[w].reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
+      Carver carver(memory[w].get());
+      workers[w] = carve(s, carver);
+    }
+  }
+};
+
+PrefillAttention::PrefillAttention(ThreadPool& pool) : pool_(pool), scratch_(std::make_unique<Scratch>()) {
+  scratch_->memory.resize(size_t(pool.threads()));
+  scratch_->workers.resize(size_t(pool.threads()));
+}
+
+PrefillAttention::~PrefillAttention() = default;
+
+void PrefillAttention::run(const PrefillAttendArgs& args) {
+  if (args.tokens <= 0 || args.heads.empty()) return;
+  const int64_t kv_heads = int64_t(args.heads.size());
+  const int64_t group = args.group_size;
+  const int64_t dim_k = args.heads[0].dim_k;
+  const int64_t dim_v = args.heads[0].dim_v;
+  const int64_t per_tile = tokens_per_tile(args.tokens, kv_heads, group, pool_.threads());
+  const int64_t max_rows = round_up(per_tile * group, kScoreRows);
+  scratch_->reserve({dim_k, dim_v, max_rows, group});
+
+  const int64_t mass_first =
+      args.mass == nullptr ? args.tokens : std::max<int64_t>(0, args.mass_from - args.first_position);
+  const int64_t mass_tokens = std::max<int64_t>(0, args.tokens - mass_first);
+  scratch_->row_max.resize(size_t(kv_heads * mass_tokens * group));
+  scratch_->row_sum.resize(scratch_->row_max.size());
+
+  // Tokens [from, from + n) of a KV head.
+  const auto tile_of = [&](int64_t head, int64_t from, int64_t n) {
+    QueryTile tile;
+    tile.kv = &args.heads[size_t(head)];
+    tile.q = args.q + from * kv_heads * group * dim_k + head * group * dim_k;
+    tile.q_stride = kv_heads * group * dim_k;
+    tile.tokens = n;
+    tile.group = int(group);
+    tile.position = args.first_position + from;
+    tile.window = args.window;
+    tile.params = args.params;
+    tile.cancel = args.cancel;
+    if (from >= mass_first) {
+      const int64_t row = (head * mass_tokens + from - mass_first) * group;
+      tile.row_max = scratch_->row_max.data() + row;
+      tile.row_sum = scratch_->row_sum.data() + row;
+    }
+    return tile;
+  };
+
+  // Tiles never straddle mass_first. The last tokens see most keys: they go first, so that no long item ends alone.
+  const int64_t plain_tiles = ceil_div(std::min(mass_first, args.tokens), per_tile);
+  const int64_t tiles = plain_tiles + ceil_div(mass_tokens, per_tile);
+  pool_.run(tiles * kv_heads, [&](int64_t task, int worker) {
+    const int64_t t = tiles - 1 - task / kv_heads;
+    const int64_t head = task % kv_heads;
+    const bool plain = t < plain_tiles;
+    const int64_t from = plain ? t * per_tile : mass_first + (t - plain_tiles) * per_tile;
+    const int64_t to = std::min(from + per_tile, plain ? std::min(mass_first, args.tokens) : args.tokens);
+    const QueryTile tile = tile_of(head, from, to - from);
+    float* out = args.out + from * kv_heads * group * dim_v + head * group * dim_v;
+    attend_query_tile(tile, scratch_->workers[size_t(worker)], out, kv_heads * group * dim_v);
+  });
+
+  if (mass_tokens == 0) return;
+  const int64_t key_tile = prefill_key_tile(dim_k, dim_v);
+  int64_t first_key = 0;
+  if (args.window > 0) first_key = std::max<int64_t>(0, args.first_position + mass_first - args.window + 1) / key_tile;
+  const int64_t key_tiles = ceil_div(args.first_position + args.tokens, key_tile) - first_key;
+  pool_.run(key_tiles * kv_heads, [&](int64_t task, int worker) {
+    if (args.cancel != nullptr && args.cancel->load(std::memory_order_relaxed)) return;
+    const int64_t head = task % kv_heads;
+    const int64_t key = (first_key + task / kv_heads) * key_tile;
+    mass_of_key_tile(tile_of(head, mass_first, mass_tokens), key, max_rows, scratch_->workers[size_t(worker)],
+                     args.mass + head * group * args.mass_stride, args.mass_stride);
+  });
+}
+
+}  // namespace longkv

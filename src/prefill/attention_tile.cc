@@ -1,0 +1,360 @@
+#include "prefill/attention_tile.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "prefill/attention_tile.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h, once per target:
+#include <hwy/highway.h>
+
+#include "ops/fast_exp-inl.h"
+#include "prefill/attention_pack-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace longkv {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::ScalableTag<float>;
+using VF = hn::Vec<DF>;
+
+constexpr int kLanes = HWY_LANES(float);
+constexpr int kPanel = 2 * kLanes;
+// kBlock x 2 accumulators, two columns and one broadcast fill the register file (16 or 32 registers).
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
+constexpr int kBlock = 12;
+#else
+constexpr int kBlock = 6;
+#endif
+static_assert(kScoreRows % kBlock == 0 && kMaxPanel % kPanel == 0);
+
+// c[i][:] = sum over t < n of a[i * a_stride + t] * b[t * kPanel + :], in ascending t.
+HWY_INLINE void product_block(const float* HWY_RESTRICT a, int64_t a_stride, const float* HWY_RESTRICT b, int64_t n,
+                              VF (&c)[kBlock][2]) {
+  const DF df;
+#pragma GCC unroll 16
+  for (int i = 0; i < kBlock; ++i) {
+    c[i][0] = hn::Zero(df);
+    c[i][1] = hn::Zero(df);
+  }
+  for (int64_t t = 0; t < n; ++t) {
+    const VF b0 = hn::Load(df, b + t * kPanel);
+    const VF b1 = hn::Load(df, b + t * kPanel + kLanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < kBlock; ++i) {
+      const VF x = hn::Set(df, a[i * a_stride + t]);
+      c[i][0] = hn::MulAdd(x, b0, c[i][0]);
+      c[i][1] = hn::MulAdd(x, b1, c[i][1]);
+    }
+  }
+}
+
+// What a query row sees of a key tile, relative to the tile's first key; empty if begin >= end.
+struct Visible {
+  int64_t begin;
+  int64_t end;
+};
+
+struct TileView {
+  const QueryTile& tile;
+  int64_t rows;      // query rows in use
+  int64_t key_tile;  // rows per key tile
+  int64_t dim_k;
+  int64_t dim_v;
+  int64_t s_stride;
+
+  // Query rows are ordered (token, head).
+  Visible visible(int64_t row, int64_t key_begin) const {
+    if (row >= rows) return {0, 0};
+    const int64_t position = tile.position + row / tile.group;
+    int64_t begin = tile.kv->first_row;
+    if (tile.window > 0) begin = std::max(begin, position - tile.window + 1);
+    return {std::clamp<int64_t>(begin - key_begin, 0, key_tile),
+            std::clamp<int64_t>(position + 1 - key_begin, 0, key_tile)};
+  }
+
+  // Union over the rows [row, row + n), widened to whole panels.
+  Visible visible_panels(int64_t row, int64_t n, int64_t key_begin) const {
+    Visible all{key_tile, 0};
+    for (int64_t r = row; r < std::min(row + n, rows); ++r) {
+      const Visible v = visible(r, key_begin);
+      if (v.begin >= v.end) continue;
+      all.begin = std::min(all.begin, v.begin);
+      all.end = std::max(all.end, v.end);
+    }
+    if (all.begin >= all.end) return {0, 0};
+    return {all.begin / kPanel * kPanel, (all.end + kPanel - 1) / kPanel * kPanel};
+  }
+};
+
+TileView make_view(const QueryTile& tile) {
+  const int64_t dim_k = tile.kv->dim_k;
+  const int64_t dim_v = tile.kv->dim_v;
+  const int64_t key_tile = prefill_key_tile(dim_k, dim_v);
+  return {tile, tile.tokens * tile.group, key_tile, dim_k, dim_v, key_tile + 16};
+}
+
+// Copies the queries of tokens [first, first + rows / group) so that q.k is in log2 units (or, with a soft cap, the
+// argument of fast_tanh_of_log2); rows up to the next multiple of kBlock become zero.
+void load_queries(const TileView& view, int64_t first, int64_t rows, float* dst) {
+  const DF df;
+  const AttendParams& p = view.tile.params;
+  const float factor = p.softcap > 0 ? 2.0f * kLog2E * (p.scale / p.softcap) : kLog2E * p.scale;
+  const VF scale = hn::Set(df, factor);
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* src =
+        view.tile.q + (first + row / view.tile.group) * view.tile.q_stride + row % view.tile.group * view.dim_k;
+    float* to = dst + row * view.dim_k;
+    int64_t i = 0;
+    for (; i + kLanes <= view.dim_k; i += kLanes) hn::StoreU(hn::Mul(hn::LoadU(df, src + i), scale), df, to + i);
+    for (; i < view.dim_k; ++i) to[i] = src[i] * factor;
+  }
+  const int64_t padded = (rows + kBlock - 1) / kBlock * kBlock;
+  std::memset(dst + rows * view.dim_k, 0, size_t((padded - rows) * view.dim_k) * sizeof(float));
+}
+
+void pack_tile_keys(const TileView& view, int64_t key_begin, int64_t begin, int64_t end, const TileScratch& scratch) {
+  pack_keys<kPanel>(*view.tile.kv, key_begin, begin, end, scratch.decoded, scratch.k);
+}
+
+// Scores of query rows [row, row + kScoreRows) in log2 units; only the panels that a block of rows sees are written.
+void score_rows(const TileView& view, int64_t row, int64_t key_begin, const TileScratch& scratch) {
+  const DF df;
+  const int64_t row_end = std::min(row + kScoreRows, view.rows);
+  const Visible all = view.visible_panels(row, kScoreRows, key_begin);
+  Visible blocks[kScoreRows / kBlock];
+  for (int64_t r = row; r < row_end; r += kBlock) {
+    blocks[(r - row) / kBlock] = view.visible_panels(r, kBlock, key_begin);
+  }
+  for (int64_t key = all.begin; key < all.end; key += kPanel) {  // the panel stays in L1 for all rows
+    for (int64_t r = row; r < row_end; r += kBlock) {
+      const Visible& block = blocks[(r - row) / kBlock];
+      if (key < block.begin || key >= block.end) continue;
+      VF c[kBlock][2];
+      product_block(scratch.q + r * view.dim_k, view.dim_k, scratch.k + key * view.dim_k, view.dim_k, c);
+      float* to = scratch.s + (r - row) * view.s_stride + key;
+#pragma GCC unroll 16
+      for (int i = 0; i < kBlock; ++i) {
+        hn::Store(c[i][0], df, to + i * view.s_stride);
+        hn::Store(c[i][1], df, to + i * view.s_stride + kLanes);
+      }
+    }
+  }
+  if (view.tile.params.softcap > 0) {
+    const VF cap = hn::Set(df, view.tile.params.softcap * kLog2E);
+    for (int64_t r = row; r < row_end; ++r) {
+      const Visible& block = blocks[(r - row) / kBlock];
+      float* s = scratch.s + (r - row) * view.s_stride;
+      for (int64_t key = block.begin; key < block.end; key += kLanes) {
+        hn::Store(hn::Mul(cap, fast_tanh_of_log2(df, hn::Load(df, s + key))), df, s + key);
+      }
+    }
+  }
+}
+
+// Lanes of keys [key, key + kLanes) that lie in v.
+HWY_INLINE hn::Mask<DF> visible_lanes(const DF df, const Visible& v, int64_t key) {
+  const hn::RebindToSigned<DF> di;
+  const auto lane = hn::Iota(di, int32_t(key));
+  const auto inside =
+      hn::And(hn::Gt(lane, hn::Set(di, int32_t(v.begin - 1))), hn::Lt(lane, hn::Set(di, int32_t(v.end))));
+  return hn::RebindMask(df, inside);
+}
+
+// Turns a row of scores over the keys of `block` into 2^(s - max), 0 where the row does not see the key, and updates
+// the running maximum and sum. Returns the factor of what was accumulated before.
+float softmax_row(float* HWY_RESTRICT s, const Visible& seen, const Visible& block, float* max, float* sum) {
+  const DF df;
+  if (seen.begin >= seen.end) {
+    for (int64_t key = block.begin; key < block.end; key += kLanes) hn::Store(hn::Zero(df), df, s + key);
+    return 1.0f;
+  }
+  const VF lowest = hn::Set(df, -std::numeric_limits<float>::infinity());
+  const bool whole = seen.begin <= block.begin && seen.end >= block.end;
+  VF top0 = lowest;
+  VF top1 = lowest;
+  for (int64_t key = block.begin; key < block.end; key += kPanel) {
+    VF s0 = hn::Load(df, s + key);
+    VF s1 = hn::Load(df, s + key + kLanes);
+    if (!whole) {
+      s0 = hn::IfThenElse(visible_lanes(df, seen, key), s0, lowest);
+      s1 = hn::IfThenElse(visible_lanes(df, seen, key + kLanes), s1, lowest);
+    }
+    top0 = hn::Max(top0, s0);
+    top1 = hn::Max(top1, s1);
+  }
+  const float old_max = *max;
+  const float new_max = std::max(old_max, hn::GetLane(hn::MaxOfLanes(df, hn::Max(top0, top1))));
+  const VF shift = hn::Set(df, new_max);
+  VF sum0 = hn::Zero(df);
+  VF sum1 = hn::Zero(df);
+  for (int64_t key = block.begin; key < block.end; key += kPanel) {
+    VF p0 = fast_exp2(df, hn::Sub(hn::Load(df, s + key), shift));
+    VF p1 = fast_exp2(df, hn::Sub(hn::Load(df, s + key + kLanes), shift));
+    if (!whole) {
+      p0 = hn::IfThenElseZero(visible_lanes(df, seen, key), p0);
+      p1 = hn::IfThenElseZero(visible_lanes(df, seen, key + kLanes), p1);
+    }
+    hn::Store(p0, df, s + key);
+    hn::Store(p1, df, s + key + kLanes);
+    sum0 = hn::Add(sum0, p0);
+    sum1 = hn::Add(sum1, p1);
+  }
+  const float tile_sum = hn::GetLane(hn::SumOfLanes(df, hn::Add(sum0, sum1)));
+  const float factor = old_max == new_max ? 1.0f : hn::GetLane(fast_exp2(df, hn::Set(df, old_max - new_max)));
+  *sum = *sum * factor + tile_sum;
+  *max = new_max;
+  return factor;
+}
+
+// acc[row] = acc[row] * factor + P V over the key tile, summed within the tile first: at 1M rows a single running sum
+// would lose bits.
+void accumulate_values(const TileView& view, int64_t row, int64_t key_begin, const float* factors,
+                       const TileScratch& scratch) {
+  const DF df;
+  const int64_t row_end = std::min(row + kScoreRows, view.rows);
+  const int64_t acc_stride = (view.dim_v + kPanel - 1) / kPanel * kPanel;
+  for (int64_t channel = 0; channel < acc_stride; channel += kPanel) {
+    const float* panel = scratch.v + channel * view.key_tile;
+    for (int64_t r = row; r < row_end; r += kBlock) {
+      const Visible block = view.visible_panels(r, kBlock, key_begin);
+      if (block.begin >= block.end) continue;
+      VF c[kBlock][2];
+      product_block(scratch.s + (r - row) * view.s_stride + block.begin, view.s_stride, panel + block.begin * kPanel,
+                    block.end - block.begin, c);
+      float* acc = scratch.acc + r * acc_stride + channel;
+#pragma GCC unroll 16
+      for (int i = 0; i < kBlock; ++i) {
+        const VF factor = hn::Set(df, factors[r - row + i]);
+        float* to = acc + i * acc_stride;
+        hn::Store(hn::MulAdd(hn::Load(df, to), factor, c[i][0]), df, to);
+        hn::Store(hn::MulAdd(hn::Load(df, to + kLanes), factor, c[i][1]), df, to + kLanes);
+      }
+    }
+  }
+}
+
+void attend_key_tile(const TileView& view, int64_t key_begin, const TileScratch& scratch) {
+  float factors[kScoreRows];
+  for (int64_t row = 0; row < view.rows; row += kScoreRows) {
+    score_rows(view, row, key_begin, scratch);
+    for (int64_t r = row; r < row + kScoreRows; r += kBlock) {
+      const Visible block = view.visible_panels(r, kBlock, key_begin);
+      for (int64_t i = r; i < r + kBlock; ++i) {
+        factors[i - row] = softmax_row(scratch.s + (i - row) * view.s_stride, view.visible(i, key_begin), block,
+                                       scratch.max + i, scratch.sum + i);
+      }
+    }
+    accumulate_values(view, row, key_begin, factors, scratch);
+  }
+}
+
+void attend_query_tile_impl(const QueryTile& tile, const TileScratch& scratch, float* out, int64_t out_stride) {
+  const DF df;
+  const TileView view = make_view(tile);
+  const int64_t acc_stride = (view.dim_v + kPanel - 1) / kPanel * kPanel;
+  const int64_t padded = (view.rows + kScoreRows - 1) / kScoreRows * kScoreRows;
+  load_queries(view, 0, view.rows, scratch.q);
+  std::memset(scratch.acc, 0, size_t(padded * acc_stride) * sizeof(float));
+  std::fill_n(scratch.max, padded, -std::numeric_limits<float>::infinity());
+  std::fill_n(scratch.sum, padded, 0.0f);
+
+  const int64_t end = tile.position + tile.tokens;
+  int64_t begin = tile.kv->first_row;
+  if (tile.window > 0) begin = std::max(begin, tile.position - tile.window + 1);
+  for (int64_t key = begin / view.key_tile * view.key_tile; key < end; key += view.key_tile) {
+    if (tile.cancel != nullptr && tile.cancel->load(std::memory_order_relaxed)) return;
+    const int64_t from = std::max(begin, key);
+    const int64_t to = std::min(end, key + view.key_tile);
+    pack_tile_keys(view, key, from, to, scratch);
+    pack_values<kPanel>(*tile.kv, key, view.key_tile, from, to, scratch.decoded, scratch.v);
+    attend_key_tile(view, key, scratch);
+  }
+
+  for (int64_t row = 0; row < view.rows; ++row) {
+    const float inverse = 1.0f / scratch.sum[row];
+    const float* acc = scratch.acc + row * acc_stride;
+    float* to = out + row / tile.group * out_stride + row % tile.group * view.dim_v;
+    int64_t i = 0;
+    for (; i + kLanes <= view.dim_v; i += kLanes) {
+      hn::StoreU(hn::Mul(hn::Load(df, acc + i), hn::Set(df, inverse)), df, to + i);
+    }
+    for (; i < view.dim_v; ++i) to[i] = acc[i] * inverse;
+    if (tile.row_max != nullptr) {
+      tile.row_max[row] = scratch.max[row];
+      tile.row_sum[row] = scratch.sum[row];
+    }
+  }
+}
+
+void mass_of_key_tile_impl(const QueryTile& tile, int64_t key_begin, int64_t max_rows, const TileScratch& scratch,
+                           float* mass, int64_t mass_stride) {
+  const DF df;
+  const TileView all = make_view(tile);
+  const int64_t begin = std::max(tile.kv->first_row, key_begin);
+  const int64_t end = std::min(tile.position + tile.tokens, key_begin + all.key_tile);
+  if (begin >= end) return;
+  pack_tile_keys(all, key_begin, begin, end, scratch);
+  // The sums so far are read first, so that every query is added in order whatever chunk it comes in.
+  for (int64_t h = 0; h < tile.group; ++h) {
+    float* sums = scratch.mass + h * all.key_tile;
+    std::memset(sums, 0, size_t(all.key_tile) * sizeof(float));
+    std::memcpy(sums + (begin - key_begin), mass + h * mass_stride + begin, size_t(end - begin) * sizeof(float));
+  }
+  const int64_t step = std::max<int64_t>(1, max_rows / tile.group);
+  for (int64_t token = 0; token < tile.tokens; token += step) {
+    QueryTile part = tile;
+    part.q += token * tile.q_stride;
+    part.position += token;
+    part.tokens = std::min(step, tile.tokens - token);
+    const TileView view = make_view(part);
+    if (view.visible_panels(0, view.rows, key_begin).end == 0) continue;
+    load_queries(view, 0, view.rows, scratch.q);
+    for (int64_t row = 0; row < view.rows; row += kScoreRows) {
+      score_rows(view, row, key_begin, scratch);
+      for (int64_t r = row; r < std::min(row + kScoreRows, view.rows); ++r) {
+        const Visible seen = view.visible(r, key_begin);
+        const VF shift = hn::Set(df, tile.row_max[token * tile.group + r]);
+        const VF inverse = hn::Set(df, 1.0f / tile.row_sum[token * tile.group + r]);
+        const float* s = scratch.s + (r - row) * view.s_stride;
+        float* sums = scratch.mass + r % tile.group * view.key_tile;
+        for (int64_t key = seen.begin / kLanes * kLanes; key < seen.end; key += kLanes) {
+          const VF p = hn::Mul(fast_exp2(df, hn::Sub(hn::Load(df, s + key), shift)), inverse);
+          const VF seen_p = hn::IfThenElseZero(visible_lanes(df, seen, key), p);
+          hn::Store(hn::Add(hn::Load(df, sums + key), seen_p), df, sums + key);
+        }
+      }
+    }
+  }
+  for (int64_t h = 0; h < tile.group; ++h) {
+    std::memcpy(mass + h * mass_stride + begin, scratch.mass + h * all.key_tile + (begin - key_begin),
+                size_t(end - begin) * sizeof(float));
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace longkv
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace longkv {
+
+HWY_EXPORT(attend_query_tile_impl);
+HWY_EXPORT(mass_of_key_tile_impl);
+
+void attend_query_tile(const QueryTile& tile, const TileScratch& scratch, float* out, int64_t out_stride) {
+  HWY_DYNAMIC_DISPATCH(attend_query_tile_impl)(tile, scratch, out, out_stride);
+}
+
+void mass_of_key_tile(const QueryTile& tile, int64_t key_begin, int64_t max_rows, const TileScratch& scratch,
+                      float* mass, int64_t mass_stride) {
+  HWY_DYNAMIC_DISPATCH(mass_of_key_tile_impl)(tile, key_begin, max_rows, scratch, mass, mass_stride);
+}
+
+}  // namespace longkv
+#endif  // HWY_ONCE
