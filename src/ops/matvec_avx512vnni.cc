@@ -1,0 +1,7 @@
+#include "ops/matvec_x86.h"
+
+namespace longkv {
+
+MatvecRows matvec_rows_avx512vnni(TensorType type) { return choose_matvec_rows(type); }
+
+}  // namespace longkv
