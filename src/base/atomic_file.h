@@ -1,0 +1,43 @@
+// A file that appears under its name only when it is complete.
+//
+// Bytes go to a file beside the target; commit() flushes them to the device and renames. Without a commit the target,
+// old or absent, stays as it was, also after a crash or power loss.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "longkv/status.h"
+
+namespace longkv {
+
+class AtomicFile {
+ public:
+  // Errors: kIo when the directory of `path` cannot be written.
+  static Result<AtomicFile> create(const std::string& path);
+
+  AtomicFile() = default;
+  AtomicFile(AtomicFile&& other) noexcept;
+  AtomicFile& operator=(AtomicFile&& other) noexcept;
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  ~AtomicFile();  // removes what was not committed
+
+  // Appends. Errors: kIo (for example a full disk).
+  Status write(std::span<const uint8_t> bytes);
+  // Bytes appended so far.
+  uint64_t position() const { return position_; }
+  // Replaces `path`. The object is finished afterwards, whatever the outcome.
+  Status commit();
+
+ private:
+  void discard();
+
+  int fd_ = -1;
+  uint64_t position_ = 0;
+  std::string path_;
+  std::string temporary_;
+};
+
+}  // namespace longkv
