@@ -28,17 +28,30 @@ struct AttendParams {
   float softcap = 0.0f;  // 0: off; else s = softcap * tanh(s / softcap)
 };
 
-// Reused between calls so that decoding allocates nothing once warm.
+// Reused between calls so that decoding allocates nothing once warm. Fields belong to attend().
 struct AttendScratch {
-  std::vector<float> partials;
-  std::vector<int64_t> tasks;
+  struct Unit {
+    int64_t rows, chunk_rows, chunks;
+    int64_t q_at, partials_at;  // in `floats`
+    int64_t pending;            // tasks not yet finished, counted down atomically
+  };
+  struct Task {
+    int64_t unit, first_chunk, chunks;
+    int64_t range, row;  // where the first chunk starts
+  };
+  std::vector<Unit> units;
+  std::vector<Task> tasks;
+  std::vector<float> floats;
 };
 
-// Splits the rows of each unit in fixed chunks (never by thread count) and merges the chunks in order.
+// Splits the rows of each unit in chunks fixed by its row count (never by thread count) and merges them in order: the
+// same bits for any number of threads, for any cut of the same rows in ranges, and for a query head alone or in a
+// group. Channels: 1 to 1024, in groups of 32 for q8_0 and q4_0. A row with NaN or infinite scores makes the output
+// NaN, except that a score of -inf has no weight.
 void attend(std::span<const AttendUnit> units, const AttendParams& params, AttendScratch& scratch, ThreadPool& pool);
 
 // Merges n partials of one query head in the given order: out[dim] and lse become the merged ones.
-// outs: [n][dim], lses: [n]; an empty partial has lse = -inf.
+// outs: [n][dim], lses: [n]; an empty partial has lse = -inf. out may be the first of outs.
 void merge_partials(const float* outs, const float* lses, int n, int64_t dim, float* out, float* lse);
 
 // Scores only: dst[n_q][rows of ranges, concatenated] = scale * q.k (softcap applied). For checks and token selection.

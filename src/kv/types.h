@@ -12,6 +12,10 @@ namespace longkv {
 // How one K or V row is encoded. Names as in llama.cpp's -ctk and -ctv.
 enum class KvType { kF32, kF16, kBf16, kQ8_0, kQ4_0 };
 
+// Channels that share one scale in q8_0 and q4_0 rows.
+inline constexpr int64_t kKvQuantGroup = 32;
+inline bool kv_type_quantized(KvType type) { return type == KvType::kQ8_0 || type == KvType::kQ4_0; }
+
 const char* kv_type_name(KvType type);
 std::optional<KvType> parse_kv_type(std::string_view name);
 // Bytes of a row of `dim` channels (a multiple of 32 for q8_0 and q4_0).

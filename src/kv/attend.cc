@@ -1,0 +1,164 @@
+#include "kv/attend.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/checked.h"
+#include "kv/attend_kernel.h"
+#include "kv/layout.h"
+
+namespace longkv {
+
+namespace {
+
+// Rows of a chunk, from the unit's row count alone: the split, and so every rounding, is a function of the data. Long
+// units get chunks long enough for the cost of a partial to vanish, short ones enough chunks to share among threads.
+int64_t chunk_rows_for(int64_t rows) {
+  return std::clamp(round_up(ceil_div(rows, 64), kAttendTileMax), 2 * kAttendTileMax, 32 * kAttendTileMax);
+}
+
+// Tasks per thread: enough to even out a thread that starts late, few enough that a task is a long read.
+constexpr int64_t kTasksPerThread = 4;
+
+int64_t partial_stride_for(int64_t dim_v) { return round_up(dim_v, kAttendPad) + 2; }
+
+void pad_queries(const AttendUnit& unit, float scale, float* dst, int64_t stride) {
+  for (int h = 0; h < unit.n_q; ++h) {
+    const float* q = unit.q + int64_t(h) * unit.kv.dim_k;
+    float* padded = dst + h * stride;
+    for (int c = 0; c < unit.kv.dim_k; ++c) padded[c] = q[c] * scale;
+    std::fill(padded + unit.kv.dim_k, padded + stride, 0.0f);
+  }
+}
+
+// Visits the cursor of every `step`-th row of the concatenated ranges.
+template <class Fn>
+void each_step(std::span<const RowRange> ranges, int64_t step, const Fn& fn) {
+  int64_t skip = 0;  // rows until the next visit
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    int64_t row = ranges[i].begin + skip;
+    for (; row < ranges[i].end; row += step) fn(int64_t(i), row);
+    skip = ranges[i].begin < ranges[i].end ? row - ranges[i].end : skip;
+  }
+}
+
+AttendRun make_run(const AttendUnit& unit, const AttendParams& params, const float* q, int64_t q_stride) {
+  AttendRun run;
+  run.kv = unit.kv;
+  run.q = q;
+  run.q_stride = q_stride;
+  run.n_q = unit.n_q;
+  run.softcap = params.softcap;
+  return run;
+}
+
+}  // namespace
+
+void attend(std::span<const AttendUnit> units, const AttendParams& params, AttendScratch& scratch, ThreadPool& pool) {
+  scratch.units.resize(units.size());
+  int64_t floats = 0, total_chunks = 0;
+  for (size_t u = 0; u < units.size(); ++u) {
+    const AttendUnit& unit = units[u];
+    AttendScratch::Unit& plan = scratch.units[u];
+    plan.rows = count_rows(unit.ranges);
+    plan.chunk_rows = chunk_rows_for(plan.rows);
+    plan.chunks = ceil_div(plan.rows, plan.chunk_rows);
+    plan.q_at = floats;
+    floats += round_up(unit.kv.dim_k, kAttendPad) * unit.n_q;
+    plan.partials_at = floats;
+    floats += plan.chunks * unit.n_q * partial_stride_for(unit.kv.dim_v);
+    total_chunks += plan.chunks;
+  }
+  if (int64_t(scratch.floats.size()) < floats) scratch.floats.resize(size_t(floats));
+
+  // Which chunks form a task may depend on the number of threads: a chunk's bits do not.
+  const int64_t wanted = pool.threads() == 1 ? 1 : pool.threads() * kTasksPerThread;
+  const int64_t per_task = std::max<int64_t>(1, total_chunks / wanted);
+  scratch.tasks.clear();
+  for (size_t u = 0; u < units.size(); ++u) {
+    const AttendUnit& unit = units[u];
+    AttendScratch::Unit& plan = scratch.units[u];
+    plan.pending = ceil_div(plan.chunks, per_task);
+    pad_queries(unit, params.scale, scratch.floats.data() + plan.q_at, round_up(unit.kv.dim_k, kAttendPad));
+    if (plan.chunks == 0) {
+      std::fill(unit.out, unit.out + int64_t(unit.n_q) * unit.kv.dim_v, 0.0f);
+      std::fill(unit.lse, unit.lse + unit.n_q, -std::numeric_limits<float>::infinity());
+    }
+    int64_t chunk = 0;
+    each_step(unit.ranges, plan.chunk_rows * per_task, [&](int64_t range, int64_t row) {
+      scratch.tasks.push_back({int64_t(u), chunk, std::min(per_task, plan.chunks - chunk), range, row});
+      chunk += per_task;
+    });
+  }
+
+  pool.run(int64_t(scratch.tasks.size()), [&](int64_t index, int) {
+    const AttendScratch::Task& task = scratch.tasks[size_t(index)];
+    const AttendUnit& unit = units[size_t(task.unit)];
+    AttendScratch::Unit& plan = scratch.units[size_t(task.unit)];
+    const int64_t stride = partial_stride_for(unit.kv.dim_v);
+    float* partials = scratch.floats.data() + plan.partials_at;
+    AttendRun run = make_run(unit, params, scratch.floats.data() + plan.q_at, round_up(unit.kv.dim_k, kAttendPad));
+    run.start = {unit.ranges.data() + task.range, task.row};
+    run.rows = std::min(task.chunks * plan.chunk_rows, plan.rows - task.first_chunk * plan.chunk_rows);
+    run.chunk_rows = plan.chunk_rows;
+    run.partials = partials + task.first_chunk * unit.n_q * stride;
+    run.partial_stride = stride;
+    attend_run(run);
+    // Whoever finishes a unit's last task merges it, always in chunk order.
+    if (std::atomic_ref<int64_t>(plan.pending).fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      merge_run(partials, plan.chunks, unit.n_q, stride, unit.kv.dim_v, unit.out, unit.lse);
+    }
+  });
+}
+
+void merge_partials(const float* outs, const float* lses, int n, int64_t dim, float* out, float* lse) {
+  constexpr float kEmpty = -std::numeric_limits<float>::infinity();
+  float top = kEmpty;
+  for (int i = 0; i < n; ++i) top = lses[i] > top ? lses[i] : top;
+  double total = 0.0;
+  bool nan = false;
+  for (int i = 0; i < n; ++i) {
+    nan |= std::isnan(lses[i]);
+    if (lses[i] != kEmpty) total += std::exp(double(lses[i]) - double(top));
+  }
+  if (top == kEmpty && !nan) {
+    std::fill(out, out + dim, 0.0f);
+    *lse = kEmpty;
+    return;
+  }
+  constexpr int64_t kStep = 64;  // channels summed before any is written, so that out may be the first of outs
+  for (int64_t begin = 0; begin < dim; begin += kStep) {
+    const int64_t count = std::min(kStep, dim - begin);
+    double sum[kStep] = {};
+    for (int i = 0; i < n; ++i) {
+      if (lses[i] == kEmpty) continue;
+      const double weight = std::exp(double(lses[i]) - double(top)) / total;
+      for (int64_t c = 0; c < count; ++c) sum[c] += weight * double(outs[i * dim + begin + c]);
+    }
+    for (int64_t c = 0; c < count; ++c) out[begin + c] = float(sum[c]);
+  }
+  *lse = float(double(top) + std::log(total));
+}
+
+void attend_scores(const AttendUnit& unit, const AttendParams& params, float* dst, ThreadPool& pool) {
+  const int64_t rows = count_rows(unit.ranges);
+  const int64_t q_stride = round_up(unit.kv.dim_k, kAttendPad);
+  std::vector<float> q(size_t(q_stride * unit.n_q));
+  pad_queries(unit, params.scale, q.data(), q_stride);
+  const int64_t step = chunk_rows_for(rows);
+  std::vector<RowCursor> starts;
+  each_step(unit.ranges, step, [&](int64_t range, int64_t row) {
+    starts.push_back({unit.ranges.data() + range, row});
+  });
+  pool.run(int64_t(starts.size()), [&](int64_t task, int) {
+    AttendRun run = make_run(unit, params, q.data(), q_stride);
+    run.start = starts[size_t(task)];
+    run.rows = std::min(step, rows - task * step);
+    score_run(run, dst + task * step, rows);
+  });
+}
+
+}  // namespace longkv

@@ -1,0 +1,267 @@
+// The two products of a tile of decode attention, scores = q K^T and sums += p V, for every KV type and up to four
+// query heads per pass. Rows are given by address, so a tile may be gathered from anywhere; the arithmetic of a row and
+// head depends neither on its neighbours nor on how many heads share the pass.
+#if defined(LONGKV_KV_ATTEND_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef LONGKV_KV_ATTEND_PRODUCTS_INL_H_
+#undef LONGKV_KV_ATTEND_PRODUCTS_INL_H_
+#else
+#define LONGKV_KV_ATTEND_PRODUCTS_INL_H_
+#endif
+
+#include <hwy/cache_control.h>
+#include <hwy/highway.h>
+
+#include <cstring>
+
+#include "kv/attend_kernel.h"
+#include "kv/codec/load-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace longkv {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Tiles hold at most kAttendTileMax rows and kTileGroups scales per side (64 rows of 64 channels, 16 of 1024).
+constexpr int64_t kRowPad = 8;
+constexpr int64_t kTileGroups = 512;
+
+struct TileRows {
+  const uint8_t* row[kAttendTileMax + kRowPad];
+  float scale[kTileGroups + kRowPad * 32];  // [rows][dim / 32], quantised types only
+};
+
+// Makes a tile of `rows` rows whole: rows are repeated up to a multiple of kRowPad (their scores are thrown away), and
+// the scales of quantised rows are widened once for all heads and slices.
+HWY_INLINE void complete_tile(KvType type, int64_t dim, int64_t rows, TileRows& tile) {
+  const int64_t padded = (rows + kRowPad - 1) / kRowPad * kRowPad;
+  for (int64_t r = rows; r < padded; ++r) tile.row[r] = tile.row[rows - 1];
+  if (!kv_type_quantized(type)) return;
+  const DF d;
+  const int64_t groups = dim / kKvQuantGroup;
+  const int64_t at = type == KvType::kQ8_0 ? dim : dim / 2;
+  HWY_ALIGN uint16_t bits[kTileGroups + kRowPad * 32 + HWY_MAX_BYTES];
+  for (int64_t r = 0; r < padded; ++r) std::memcpy(bits + r * groups, tile.row[r] + at, size_t(groups) * 2);
+  for (int64_t i = 0; i < padded * groups; i += kLanes) {
+    hn::StoreU(load_f16(reinterpret_cast<const uint8_t*>(bits + i)), d, tile.scale + i);
+  }
+}
+
+HWY_INLINE void prefetch_row(const uint8_t* row, int64_t bytes) {
+  for (int64_t b = 0; b < bytes; b += 64) hwy::Prefetch(row + b);
+}
+
+HWY_INLINE void prefetch_rows(const TileRows& tile, int64_t begin, int64_t end, int64_t bytes) {
+  for (int64_t r = begin; r < end; ++r) prefetch_row(tile.row[r], bytes);
+}
+
+struct KeyProduct {
+  const TileRows* k;
+  int64_t rows;
+  int64_t dim;
+  const float* q;  // [heads][q_stride], zero beyond dim
+  int64_t q_stride;
+  const TileRows* ahead;  // rows to prefetch meanwhile, or nullptr
+  int64_t ahead_rows;
+  int64_t ahead_bytes;
+  float* s;  // [heads][kAttendTileMax]
+};
+
+struct ValueProduct {
+  const TileRows* v;
+  int64_t rows;
+  int64_t dim;
+  const float* p;  // [heads][kAttendTileMax]
+  const TileRows* ahead;
+  int64_t ahead_rows;
+  int64_t ahead_bytes;
+  float* sums;  // [heads][stride], padded to kAttendPad
+  int64_t stride;
+};
+
+#if HWY_TARGET != HWY_SCALAR
+// Sums of the lanes of four vectors, in one fixed order: lanes i and i + 2 of each 128-bit block, then i and i + 1,
+// then the blocks.
+HWY_INLINE hn::Vec<hn::FixedTag<float, 4>> sums_of_four(VF a, VF b, VF c, VF e) {
+  const DF d;
+  const hn::RepartitionToWide<DF> dw;
+  const VF ab = hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  const VF ce = hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
+  const VF lo = hn::BitCast(d, hn::InterleaveLower(dw, hn::BitCast(dw, ab), hn::BitCast(dw, ce)));
+  const VF hi = hn::BitCast(d, hn::InterleaveUpper(dw, hn::BitCast(dw, ab), hn::BitCast(dw, ce)));
+  const VF blocks = hn::Add(lo, hi);
+#if HWY_MAX_BYTES == 64
+  const hn::Half<DF> dh;
+  const hn::Half<decltype(dh)> dq;
+  const auto half = hn::Add(hn::LowerHalf(dh, blocks), hn::UpperHalf(dh, blocks));
+  return hn::Add(hn::LowerHalf(dq, half), hn::UpperHalf(dq, half));
+#elif HWY_MAX_BYTES == 32
+  const hn::Half<DF> dh;
+  return hn::Add(hn::LowerHalf(dh, blocks), hn::UpperHalf(dh, blocks));
+#else
+  return blocks;
+#endif
+}
+#endif
+
+// The lane sums of a, b to first[0..1] and of c, e to second[0..1].
+HWY_INLINE void store_sums(VF a, VF b, VF c, VF e, float* first, float* second) {
+#if HWY_TARGET == HWY_SCALAR
+  first[0] = hn::GetLane(a);
+  first[1] = hn::GetLane(b);
+  second[0] = hn::GetLane(c);
+  second[1] = hn::GetLane(e);
+#else
+  const hn::FixedTag<float, 2> d2;
+  const auto four = sums_of_four(a, b, c, e);
+  hn::StoreU(hn::LowerHalf(d2, four), d2, first);
+  hn::StoreU(hn::UpperHalf(d2, four), d2, second);
+#endif
+}
+
+// kRows rows by kH heads are summed in registers: 8 to 12 sums hide the latency of the multiply-adds.
+template <KvType kType, int kH>
+void key_product_of(const KeyProduct& a) {
+  constexpr int kRows = kH == 1 ? 8 : kH <= 3 ? 4 : 2;
+  constexpr bool kQuant = kType == KvType::kQ8_0 || kType == KvType::kQ4_0;
+  const DF d;
+  const int64_t groups = a.dim / kKvQuantGroup;
+  for (int64_t r0 = 0; r0 < a.rows; r0 += kRows) {
+    if (a.ahead != nullptr) {
+      for (int64_t r = r0; r < r0 + kRows && r < a.ahead_rows; ++r) prefetch_row(a.ahead->row[r], a.ahead_bytes);
+    }
+    VF sum[kRows][kH];
+    for (int r = 0; r < kRows; ++r) {
+      for (int h = 0; h < kH; ++h) sum[r][h] = hn::Zero(d);
+    }
+    const uint8_t* row[kRows];
+    for (int r = 0; r < kRows; ++r) row[r] = a.k->row[r0 + r];
+    const float* scale = a.k->scale + r0 * groups;
+    int64_t c = 0;
+    for (; c + kLanes <= a.dim; c += kLanes) {
+      VF q[kH];
+      for (int h = 0; h < kH; ++h) q[h] = hn::LoadU(d, a.q + h * a.q_stride + c);
+      for (int r = 0; r < kRows; ++r) {
+        const VF group_scale = kQuant ? hn::Set(d, scale[r * groups + c / kKvQuantGroup]) : hn::Zero(d);
+        const VF k = load_channels<kType>(row[r], c, group_scale);
+        for (int h = 0; h < kH; ++h) sum[r][h] = hn::MulAdd(k, q[h], sum[r][h]);
+      }
+    }
+    if (c < a.dim) {
+      for (int r = 0; r < kRows; ++r) {
+        const VF k = load_tail<kType>(row[r], c, a.dim - c);
+        for (int h = 0; h < kH; ++h) sum[r][h] = hn::MulAdd(k, hn::LoadU(d, a.q + h * a.q_stride + c), sum[r][h]);
+      }
+    }
+    float* s = a.s + r0;
+    if constexpr (kRows >= 4) {
+      for (int h = 0; h < kH; ++h, s += kAttendTileMax) {
+        for (int r = 0; r < kRows; r += 4) {
+          store_sums(sum[r][h], sum[r + 1][h], sum[r + 2][h], sum[r + 3][h], s + r, s + r + 2);
+        }
+      }
+    } else {
+      for (int h = 0; h < kH; h += 2, s += 2 * kAttendTileMax) {
+        store_sums(sum[0][h], sum[1][h], sum[0][h + 1], sum[1][h + 1], s, s + kAttendTileMax);
+      }
+    }
+  }
+}
+
+// Sums kVectors vectors of channels from c0 over the rows of a tile, in registers; rows are added one by one in order.
+template <KvType kType, int kH, int kVectors>
+HWY_INLINE void value_slice(const ValueProduct& a, int64_t c0, const TileRows* ahead) {
+  constexpr bool kQuant = kType == KvType::kQ8_0 || kType == KvType::kQ4_0;
+  const DF d;
+  const int64_t groups = a.dim / kKvQuantGroup;
+  VF sum[kH][kVectors];
+  for (int h = 0; h < kH; ++h) {
+    for (int i = 0; i < kVectors; ++i) sum[h][i] = hn::LoadU(d, a.sums + h * a.stride + c0 + i * kLanes);
+  }
+  for (int64_t r = 0; r < a.rows; ++r) {
+    if (ahead != nullptr && r < a.ahead_rows) prefetch_row(ahead->row[r], a.ahead_bytes);
+    const uint8_t* row = a.v->row[r];
+    const float* scale = a.v->scale + r * groups;
+    VF p[kH];
+    for (int h = 0; h < kH; ++h) p[h] = hn::Set(d, a.p[h * kAttendTileMax + r]);
+    for (int i = 0; i < kVectors; ++i) {
+      const int64_t c = c0 + i * kLanes;
+      const VF group_scale = kQuant ? hn::Set(d, scale[c / kKvQuantGroup]) : hn::Zero(d);
+      const VF v = load_channels<kType>(row, c, group_scale);
+      for (int h = 0; h < kH; ++h) sum[h][i] = hn::MulAdd(v, p[h], sum[h][i]);
+    }
+  }
+  for (int h = 0; h < kH; ++h) {
+    for (int i = 0; i < kVectors; ++i) hn::StoreU(sum[h][i], d, a.sums + h * a.stride + c0 + i * kLanes);
+  }
+}
+
+template <KvType kType, int kH>
+void value_product_of(const ValueProduct& a) {
+  // 16 registers hold the sums, a row's vector and the weights; 32 where AVX-512 has them.
+  constexpr int kVectors = kH == 4 && HWY_MAX_BYTES < 64 ? 2 : 4;
+  const DF d;
+  const TileRows* ahead = a.ahead;
+  int64_t c = 0;
+  for (; c + kVectors * kLanes <= a.dim; c += kVectors * kLanes) {
+    value_slice<kType, kH, kVectors>(a, c, ahead);
+    ahead = nullptr;
+  }
+  for (; c + kLanes <= a.dim; c += kLanes) {
+    value_slice<kType, kH, 1>(a, c, ahead);
+    ahead = nullptr;
+  }
+  if (c == a.dim) return;
+  VF sum[kH];
+  for (int h = 0; h < kH; ++h) sum[h] = hn::LoadU(d, a.sums + h * a.stride + c);
+  for (int64_t r = 0; r < a.rows; ++r) {
+    const VF v = load_tail<kType>(a.v->row[r], c, a.dim - c);
+    for (int h = 0; h < kH; ++h) sum[h] = hn::MulAdd(v, hn::Set(d, a.p[h * kAttendTileMax + r]), sum[h]);
+  }
+  for (int h = 0; h < kH; ++h) hn::StoreU(sum[h], d, a.sums + h * a.stride + c);
+}
+
+template <KvType kType>
+void key_product_heads(int heads, const KeyProduct& a) {
+  switch (heads) {
+    case 1: return key_product_of<kType, 1>(a);
+    case 2: return key_product_of<kType, 2>(a);
+    case 3: return key_product_of<kType, 3>(a);
+    default: return key_product_of<kType, 4>(a);
+  }
+}
+
+template <KvType kType>
+void value_product_heads(int heads, const ValueProduct& a) {
+  switch (heads) {
+    case 1: return value_product_of<kType, 1>(a);
+    case 2: return value_product_of<kType, 2>(a);
+    case 3: return value_product_of<kType, 3>(a);
+    default: return value_product_of<kType, 4>(a);
+  }
+}
+
+// heads: 1 to 4.
+HWY_INLINE void key_product(KvType type, int heads, const KeyProduct& a) {
+  switch (type) {
+    case KvType::kF32: return key_product_heads<KvType::kF32>(heads, a);
+    case KvType::kF16: return key_product_heads<KvType::kF16>(heads, a);
+    case KvType::kBf16: return key_product_heads<KvType::kBf16>(heads, a);
+    case KvType::kQ8_0: return key_product_heads<KvType::kQ8_0>(heads, a);
+    case KvType::kQ4_0: return key_product_heads<KvType::kQ4_0>(heads, a);
+  }
+}
+
+HWY_INLINE void value_product(KvType type, int heads, const ValueProduct& a) {
+  switch (type) {
+    case KvType::kF32: return value_product_heads<KvType::kF32>(heads, a);
+    case KvType::kF16: return value_product_heads<KvType::kF16>(heads, a);
+    case KvType::kBf16: return value_product_heads<KvType::kBf16>(heads, a);
+    case KvType::kQ8_0: return value_product_heads<KvType::kQ8_0>(heads, a);
+    case KvType::kQ4_0: return value_product_heads<KvType::kQ4_0>(heads, a);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace longkv
+HWY_AFTER_NAMESPACE();
+#endif

@@ -1,0 +1,90 @@
+// Loads of stored K and V channels as fp32 vectors, for Highway kernels. Included once per target, no include guard of
+// the usual kind (Highway's -inl.h convention).
+#if defined(LONGKV_KV_CODEC_LOAD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef LONGKV_KV_CODEC_LOAD_INL_H_
+#undef LONGKV_KV_CODEC_LOAD_INL_H_
+#else
+#define LONGKV_KV_CODEC_LOAD_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstring>
+
+#include "base/float16.h"
+#include "kv/types.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace longkv {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::ScalableTag<float>;
+using VF = hn::Vec<DF>;
+// 1, 4, 8 or 16: a group of 32 channels is always a whole number of vectors.
+inline constexpr int64_t kLanes = HWY_TARGET == HWY_SCALAR ? 1 : HWY_MAX_BYTES / 4;
+
+HWY_INLINE VF load_f16(const uint8_t* p) {
+  const DF d;
+#if HWY_TARGET == HWY_SCALAR
+  // Highway's scalar conversion does not carry infinities.
+  f16_t half;
+  std::memcpy(&half, p, sizeof(half));
+  return hn::Set(d, to_float(half));
+#else
+  const hn::Rebind<hwy::float16_t, DF> d16;
+  return hn::PromoteTo(d, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
+#endif
+}
+
+// kLanes channels of a row, starting at channel c (a multiple of kLanes). `scale` is the scale of the group of 32 that
+// holds c; types without scales ignore it.
+template <KvType kType>
+HWY_INLINE VF load_channels(const uint8_t* HWY_RESTRICT row, int64_t c, VF scale) {
+  const DF d;
+  if constexpr (kType == KvType::kF32) {
+    return hn::LoadU(d, reinterpret_cast<const float*>(row) + c);
+  } else if constexpr (kType == KvType::kF16) {
+    return load_f16(row + 2 * c);
+  } else if constexpr (kType == KvType::kBf16) {
+    const hn::RebindToUnsigned<DF> du;
+    const hn::Rebind<uint16_t, DF> d16;
+    return hn::BitCast(
+        d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(row + 2 * c)))));
+  } else if constexpr (kType == KvType::kQ8_0) {
+    const hn::RebindToSigned<DF> di;
+    const hn::Rebind<int8_t, DF> d8;
+    return hn::Mul(hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(d8, reinterpret_cast<const int8_t*>(row + c)))), scale);
+  } else {
+    const hn::RebindToSigned<DF> di;
+    const hn::Rebind<uint8_t, DF> d8;
+    const int64_t in_group = c % kKvQuantGroup;
+    const uint8_t* bytes = row + (c / kKvQuantGroup) * (kKvQuantGroup / 2) + in_group % (kKvQuantGroup / 2);
+    const auto wide = hn::PromoteTo(di, hn::LoadU(d8, bytes));
+    const auto nibble = hn::And(hn::ShiftRightSame(wide, in_group >= kKvQuantGroup / 2 ? 4 : 0), hn::Set(di, 15));
+    return hn::Mul(hn::ConvertTo(d, hn::Sub(nibble, hn::Set(di, 8))), scale);
+  }
+}
+
+// The last `n` < kLanes channels of a row from channel c; the other lanes are zero. Reads nothing beyond the row.
+template <KvType kType>
+HWY_INLINE VF load_tail(const uint8_t* HWY_RESTRICT row, int64_t c, int64_t n) {
+  const DF d;
+  HWY_ALIGN float lanes[HWY_MAX_BYTES / 4] = {};
+  for (int64_t i = 0; i < n; ++i) {
+    if constexpr (kType == KvType::kF32) {
+      lanes[i] = reinterpret_cast<const float*>(row)[c + i];
+    } else if constexpr (kType == KvType::kF16) {
+      lanes[i] = to_float(reinterpret_cast<const f16_t*>(row)[c + i]);
+    } else if constexpr (kType == KvType::kBf16) {
+      lanes[i] = to_float(reinterpret_cast<const bf16_t*>(row)[c + i]);
+    }
+    // Quantised rows have whole groups of 32, so they have no tail.
+  }
+  return hn::Load(d, lanes);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace longkv
+HWY_AFTER_NAMESPACE();
+#endif

@@ -1,0 +1,124 @@
+#include "support/attention_ref.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kv/codec/codec.h"
+
+namespace longkv::test {
+
+namespace {
+
+double half_value(const uint8_t* p) {
+  _Float16 h;
+  std::memcpy(&h, p, 2);
+  return double(h);
+}
+
+}  // namespace
+
+std::vector<double> decode_row_ref(KvType type, const uint8_t* row, int64_t dim) {
+  std::vector<double> x(static_cast<size_t>(dim));
+  for (int64_t i = 0; i < dim; ++i) {
+    double& value = x[size_t(i)];
+    const int64_t group = i / 32, in_group = i % 32;
+    switch (type) {
+      case KvType::kF32: {
+        float f;
+        std::memcpy(&f, row + 4 * i, 4);
+        value = f;
+        break;
+      }
+      case KvType::kF16: value = half_value(row + 2 * i); break;
+      case KvType::kBf16: {
+        const uint32_t bits = uint32_t(row[2 * i] | row[2 * i + 1] << 8) << 16;
+        float f;
+        std::memcpy(&f, &bits, 4);
+        value = f;
+        break;
+      }
+      case KvType::kQ8_0: value = double(int8_t(row[i])) * half_value(row + dim + 2 * group); break;
+      case KvType::kQ4_0: {
+        const uint8_t byte = row[16 * group + in_group % 16];
+        const int nibble = in_group < 16 ? byte & 15 : byte >> 4;
+        value = (nibble - 8) * half_value(row + dim / 2 + 2 * group);
+        break;
+      }
+    }
+  }
+  return x;
+}
+
+AttentionRef attention_ref(const float* q, const KvHeadView& kv, std::span<const RowRange> ranges,
+                           const AttendParams& params) {
+  constexpr double kEps = std::numeric_limits<float>::epsilon();
+  AttentionRef r;
+  r.out.assign(size_t(kv.dim_v), 0.0);
+  r.lse = -std::numeric_limits<double>::infinity();
+  std::vector<std::vector<double>> values;
+  double largest_terms = 0.0, largest_value = 0.0;
+  for (const RowRange& range : ranges) {
+    for (int64_t row = range.begin; row < range.end; ++row) {
+      const auto k = decode_row_ref(kv.k_type, kv.k + row * kv.k_stride, kv.dim_k);
+      double s = 0.0, terms = 0.0;
+      for (int c = 0; c < kv.dim_k; ++c) {
+        s += double(q[c]) * k[size_t(c)];
+        terms += std::abs(double(q[c]) * k[size_t(c)]);
+      }
+      s *= params.scale;
+      if (params.softcap > 0.0f) s = params.softcap * std::tanh(s / params.softcap);
+      r.scores.push_back(s);
+      largest_terms = std::max(largest_terms, terms * std::abs(double(params.scale)));
+      values.push_back(decode_row_ref(kv.v_type, kv.v + row * kv.v_stride, kv.dim_v));
+    }
+  }
+  if (r.scores.empty()) return r;
+  const double top = *std::max_element(r.scores.begin(), r.scores.end());
+  double sum = 0.0;
+  for (size_t i = 0; i < r.scores.size(); ++i) {
+    const double p = std::exp(r.scores[i] - top);
+    sum += p;
+    for (size_t c = 0; c < r.out.size(); ++c) {
+      r.out[c] += p * values[i][c];
+      largest_value = std::max(largest_value, std::abs(values[i][c]));
+    }
+  }
+  for (double& o : r.out) o /= sum;
+  r.lse = top + std::log(sum);
+  // A score is a sum of dim products, each rounded, in lanes; the cap adds a few roundings of its own magnitude.
+  // Weights err by their score's error, in numerator and denominator; sums over rows add one rounding per row and
+  // rescaling.
+  r.score_tolerance = kEps * (largest_terms * (8.0 + kv.dim_k / 4.0) + 8.0 * params.softcap + std::abs(r.lse));
+  r.out_tolerance = (2.0 * r.score_tolerance + kEps * (64.0 + 2.0 * double(r.scores.size()))) * largest_value;
+  r.score_tolerance += kEps * (16.0 + double(r.scores.size()));
+  return r;
+}
+
+std::vector<float> random_floats(int64_t n, uint32_t seed, float scale) {
+  std::mt19937 engine(seed);
+  std::normal_distribution<float> normal(0.0f, scale);
+  std::vector<float> x(static_cast<size_t>(n));
+  for (float& v : x) v = normal(engine);
+  return x;
+}
+
+RandomHead::RandomHead(KvType k_type, KvType v_type, int dim_k, int dim_v, int64_t rows, uint32_t seed,
+                       float key_scale) {
+  view.k_type = k_type;
+  view.v_type = v_type;
+  view.dim_k = dim_k;
+  view.dim_v = dim_v;
+  view.k_stride = kv_row_bytes(k_type, dim_k);
+  view.v_stride = kv_row_bytes(v_type, dim_v);
+  view.rows = rows;
+  k.resize(size_t(rows * view.k_stride));
+  v.resize(size_t(rows * view.v_stride));
+  encode_rows(k_type, random_floats(rows * dim_k, seed, key_scale).data(), dim_k, rows, dim_k, k.data(), view.k_stride);
+  encode_rows(v_type, random_floats(rows * dim_v, seed + 1).data(), dim_v, rows, dim_v, v.data(), view.v_stride);
+  view.k = k.data();
+  view.v = v.data();
+}
+
+}  // namespace longkv::test
