@@ -1,0 +1,184 @@
+// Prompt products with int8 activations: who decodes which rows when, and which kernel multiplies them.
+//
+// A task owns 32 rows and a range of tokens. It decodes its rows chunk by chunk of columns into a scratch that fits the
+// first-level cache, and streams the tokens past it. A token's result depends on its own values alone, in one order of
+// additions (groups ascending), so neither the thread count nor the number of tokens changes a bit.
+#include <algorithm>
+#include <vector>
+
+#include "ops/matmul.h"
+#include "ops/matmul_tile.h"
+
+namespace longkv {
+
+namespace {
+
+constexpr int kTaskPanels = 2;
+constexpr int64_t kTaskRows = kTaskPanels * kTileRows;
+// Bytes of one decoded panel: half of a small first-level cache, the rest is for activations.
+constexpr int64_t kPanelBytes = 16 * 1024;
+constexpr int64_t kTokenBlock = 48;     // a multiple of every level's tile; their activations stay in the second level
+constexpr int64_t kMinTokenRange = 64;  // below that, decoding the same rows again costs more than idle threads
+
+// Grows only; contents are overwritten by every call.
+template <class T>
+class ScratchArray {
+ public:
+  T* get(int64_t n) {
+    if (n > size_) {
+      data_.resize(size_t(n) + kAlign / sizeof(T));
+      size_ = n;
+    }
+    const uintptr_t address = reinterpret_cast<uintptr_t>(data_.data());
+    return reinterpret_cast<T*>((address + kAlign - 1) / kAlign * kAlign);
+  }
+
+ private:
+  static constexpr size_t kAlign = 64;
+  std::vector<T> data_;
+  int64_t size_ = 0;
+};
+
+struct PanelScratch {
+  ScratchArray<uint8_t> levels;
+  ScratchArray<float> scale, offset;
+  ScratchArray<int16_t> scale16;
+};
+
+// Forms of the activations that depend on the weight type, made once per product before the tasks start.
+struct PreparedScratch {
+  ScratchArray<int16_t> q16, zero;
+  ScratchArray<float> sum;
+};
+
+thread_local PanelScratch panel_scratch;
+thread_local PreparedScratch prepared_scratch;
+
+// Columns per chunk: equal chunks, multiples of the file's block, at most kPanelBytes per panel.
+int64_t chunk_columns(int64_t cols, int64_t block, int bytes_per_level) {
+  const int64_t limit = kPanelBytes / (kTileRows * bytes_per_level);
+  const int64_t chunks = (cols + limit - 1) / limit;
+  return ((cols + chunks - 1) / chunks + block - 1) / block * block;
+}
+
+void write_sums(const QuantizedRows& x, int64_t t, int group, float* out) {
+  const int64_t groups = x.cols / 32;
+  const int16_t* sum16 = x.sum16.data() + t * 2 * groups;
+  const float* scale = x.scale.data() + t * groups;
+  for (int64_t g = 0; g < groups; ++g) {
+    if (group == 32) {
+      out[g] = scale[g] * float(sum16[2 * g] + sum16[2 * g + 1]);
+    } else {
+      out[2 * g] = scale[g] * float(sum16[2 * g]);
+      out[2 * g + 1] = scale[g] * float(sum16[2 * g + 1]);
+    }
+  }
+}
+
+}  // namespace
+
+const Int8Level& active_int8_level() {
+  const IsaLevel isa = active_isa();
+#if defined(__x86_64__)
+  if (isa >= IsaLevel::kAvx2) return int8_level_avx2();
+#endif
+  (void)isa;
+  return int8_level_base();
+}
+
+void matmul_int8(const Weight& w, const QuantizedRows& x, float* y, int64_t y_stride, ThreadPool& pool) {
+  const PanelType& type = *panel_type(w.type);
+  const Int8Level& level = active_int8_level();
+  const int64_t tokens = x.tokens, cols = x.cols, groups = cols / 32;
+  const bool widened = type.form == PanelForm::kByte && level.widen != nullptr;
+  const bool zeroed = type.zero != 0 && level.zero_terms != nullptr;
+  const int zero_group = type.form == PanelForm::kGroup16 ? 16 : 32;
+
+  PreparedScratch& prepared = prepared_scratch;
+  const int64_t zero_stride = 2 * cols / zero_group;
+  const int64_t sum_stride = type.offset_group == 0 ? 0 : cols / type.offset_group;
+  int16_t* q16 = widened ? prepared.q16.get(tokens * cols) : nullptr;
+  int16_t* zero = zeroed ? prepared.zero.get(tokens * zero_stride) : nullptr;
+  float* sum = sum_stride > 0 ? prepared.sum.get(tokens * sum_stride) : nullptr;
+  if (q16 != nullptr || zero != nullptr || sum != nullptr) {
+    constexpr int64_t kPrepareTokens = 16;
+    pool.run((tokens + kPrepareTokens - 1) / kPrepareTokens, [&](int64_t task, int) {
+      for (int64_t t = task * kPrepareTokens; t < std::min(tokens, (task + 1) * kPrepareTokens); ++t) {
+        const int8_t* q = x.q.data() + t * cols;
+        if (q16 != nullptr) level.widen(q, cols, q16 + t * cols);
+        if (zero != nullptr) level.zero_terms(q, cols, zero_group, type.zero, zero + t * zero_stride);
+        if (sum != nullptr) write_sums(x, t, type.offset_group, sum + t * sum_stride);
+      }
+    });
+  }
+
+  const int64_t row_tasks = (w.rows + kTaskRows - 1) / kTaskRows;
+  // Few rows on many threads: split the tokens too. Results do not depend on the split.
+  const int64_t wanted = (3 * pool.threads() + row_tasks - 1) / row_tasks;
+  const int64_t parts = std::max<int64_t>(1, std::min(wanted, tokens / kMinTokenRange));
+  const int64_t token_range = ((tokens + parts - 1) / parts + kTokenBlock - 1) / kTokenBlock * kTokenBlock;
+  const int64_t token_tasks = (tokens + token_range - 1) / token_range;
+  const int64_t chunk = chunk_columns(cols, type.block, widened ? 2 : 1);
+
+  pool.run(row_tasks * token_tasks, [&](int64_t task, int) {
+    const int64_t row0 = task / token_tasks * kTaskRows;
+    const int64_t token0 = task % token_tasks * token_range, token1 = std::min(tokens, token0 + token_range);
+    PanelScratch& scratch = panel_scratch;
+    for (int64_t col = 0; col < cols; col += chunk) {
+      const int64_t columns = std::min(chunk, cols - col);
+      Panel panels[kTaskPanels];
+      int panel_rows[kTaskPanels];
+      for (int p = 0; p < kTaskPanels; ++p) {
+        const int64_t row = row0 + p * kTileRows;
+        panel_rows[p] = int(std::clamp<int64_t>(w.rows - row, 0, kTileRows));
+        panels[p].levels = scratch.levels.get(kTaskPanels * chunk * kTileRows * 2) + p * chunk * kTileRows * 2;
+        panels[p].scale = scratch.scale.get(kTaskPanels * chunk / 32 * kTileRows) + p * chunk / 32 * kTileRows;
+        panels[p].offset = scratch.offset.get(kTaskPanels * chunk / 16 * kTileRows) + p * chunk / 16 * kTileRows;
+        panels[p].scale16 = scratch.scale16.get(kTaskPanels * chunk / 8 * kTileRows) + p * chunk / 8 * kTileRows;
+        if (panel_rows[p] > 0) level.decode(w, row, panel_rows[p], col, columns, panels[p]);
+      }
+      for (int64_t t = token0; t < token1; t += kTokenBlock) {
+        Int8Tile tile{};
+        tile.type = &type;
+        tile.groups = columns / 32;
+        tile.tokens = std::min(kTokenBlock, token1 - t);
+        tile.q = x.q.data() + t * cols + col;
+        tile.q16 = q16 == nullptr ? nullptr : q16 + t * cols + col;
+        tile.q_stride = cols;
+        tile.x_scale = x.scale.data() + t * groups + col / 32;
+        tile.x_scale_stride = groups;
+        tile.x_sum = sum == nullptr ? nullptr : sum + t * sum_stride + col / type.offset_group;
+        tile.x_sum_stride = sum_stride;
+        tile.x_zero = zero == nullptr ? nullptr : zero + t * zero_stride + 2 * col / zero_group;
+        tile.x_zero_stride = zero_stride;
+        tile.x_sum16 = x.sum16.data() + t * 2 * groups + col / 16;
+        tile.x_sum16_stride = 2 * groups;
+        tile.accumulate = col > 0;
+        for (int p = 0; p < kTaskPanels; ++p) {
+          float* out = y + t * y_stride + row0 + p * kTileRows;
+          const int valid = panel_rows[p];
+          if (valid == 0) continue;
+          tile.panel = panels[p];
+          if (valid == kTileRows) {
+            tile.y = out;
+            tile.y_stride = y_stride;
+            level.multiply(tile);
+            continue;
+          }
+          // The last rows: a full panel goes to a buffer, the rows that exist come back.
+          alignas(64) float buffer[kTokenBlock * kTileRows];
+          for (int64_t i = 0; i < tile.tokens && tile.accumulate; ++i) {
+            std::copy_n(out + i * y_stride, valid, buffer + i * kTileRows);
+            std::fill_n(buffer + i * kTileRows + valid, kTileRows - valid, 0.0f);
+          }
+          tile.y = buffer;
+          tile.y_stride = kTileRows;
+          level.multiply(tile);
+          for (int64_t i = 0; i < tile.tokens; ++i) std::copy_n(buffer + i * kTileRows, valid, out + i * y_stride);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace longkv

@@ -1,0 +1,92 @@
+// What the int8 prompt kernels of all instruction-set levels share: the decoded form of weights, and the operands of
+// one tile.
+//
+// A weight is brought to   w = scale * (u - zero) + offset   with u of at most 8 bits, `zero` one constant per type,
+// and scale and offset per row and group of 32 columns. 16 rows are decoded together and interleaved so that one
+// vector holds four consecutive columns of every row; a broadcast of the same four columns of a token then gives one
+// partial dot product per 32-bit lane, and nothing is ever summed across lanes:
+//   sum_c w x = sum_groups x_scale * scale * sum(u - zero) q  +  sum_groups offset * x_scale * sum(q).
+#pragma once
+
+#include <cstdint>
+
+#include "base/cpu.h"
+#include "ops/weight.h"
+
+namespace longkv {
+
+inline constexpr int kTileRows = 16;
+inline constexpr int64_t kPanelGroup = 32;
+
+enum class PanelForm {
+  kGroup32,  // u of up to 5 bits, a float scale per group of 32
+  kGroup16,  // u of up to 6 bits, an integer scale per 16 values and a float one over it
+  kByte,     // signed 8-bit values, a float scale per group of 32
+};
+
+struct PanelType {
+  PanelForm form;
+  int zero;          // the u that stands for weight 0 (before the offset)
+  int offset_group;  // values that share an offset: 0 (no offset), 16 or 32
+  int64_t block;     // values of a file block: 32 or 256; column chunks are multiples of it
+};
+
+// nullptr for types without an int8 form.
+const PanelType* panel_type(TensorType type);
+
+// 16 decoded rows of `columns` columns. The layout of `levels` belongs to the level that wrote it.
+struct Panel {
+  uint8_t* levels;   // [columns][16] bytes, or twice that where a level widens
+  float* scale;      // [columns / 32][16]
+  float* offset;     // [columns / offset_group][16]
+  int16_t* scale16;  // [columns / 16][16][2], every scale twice; kGroup16 only
+};
+
+// One panel against some tokens.
+struct Int8Tile {
+  const PanelType* type;
+  Panel panel;
+  int64_t groups;  // groups of 32 columns in this chunk
+  int64_t tokens;
+  // Activations from the chunk's first column on. Strides count elements from one token to the next.
+  const int8_t* q;
+  const int16_t* q16;  // the same values widened; only where the level asks for them
+  int64_t q_stride;
+  const float* x_scale;  // [tokens][columns / 32]
+  int64_t x_scale_stride;
+  const float* x_sum;  // [tokens][columns / offset_group]: x_scale * sum(q)
+  int64_t x_sum_stride;
+  // [tokens][columns / G][2], G = 16 or 32 by form: -zero * sum of q over columns 0, 1 and over 2, 3 of every four.
+  const int16_t* x_zero;
+  int64_t x_zero_stride;
+  const int16_t* x_sum16;  // [tokens][columns / 16]: sum(q)
+  int64_t x_sum16_stride;
+  float* y;  // [tokens][16]
+  int64_t y_stride;
+  bool accumulate;  // add to y instead of setting it
+};
+
+struct Int8Level {
+  const char* name;
+  // Fills one token's q16 (kByte panels); nullptr where q itself is multiplied.
+  void (*widen)(const int8_t* q, int64_t columns, int16_t* q16);
+  // Fills one token's x_zero for groups of 16 or 32; nullptr where types with a zero need none.
+  void (*zero_terms)(const int8_t* q, int64_t columns, int group, int zero, int16_t* x_zero);
+  // Decodes rows [row, row + valid) of columns [col, col + columns); rows valid..15 become zero.
+  void (*decode)(const Weight& w, int64_t row, int valid, int64_t col, int64_t columns, const Panel& panel);
+  void (*multiply)(const Int8Tile& tile);
+};
+
+const Int8Level& int8_level_base();
+#if defined(__x86_64__)
+const Int8Level& int8_level_avx2();
+const Int8Level& int8_level_avx512vnni();
+const Int8Level& int8_level_amx();
+#elif defined(__aarch64__)
+const Int8Level& int8_level_neondot();
+#endif
+
+// The kernels that active_isa() selects.
+const Int8Level& active_int8_level();
+
+}  // namespace longkv

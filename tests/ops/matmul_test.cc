@@ -1,0 +1,315 @@
+#include "ops/matmul.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "base/cpu.h"
+#include "base/float16.h"
+#include "ops/matmul_f32.h"
+#include "quant/block_formats.h"
+#include "quant/tensor_type.h"
+
+namespace longkv {
+namespace {
+
+constexpr TensorType kInt8Types[] = {
+    TensorType::kQ4_0, TensorType::kQ4_1, TensorType::kQ5_0,   TensorType::kQ5_1,
+    TensorType::kQ8_0, TensorType::kQ2_K, TensorType::kQ3_K,   TensorType::kQ4_K,
+    TensorType::kQ5_K, TensorType::kQ6_K, TensorType::kIQ4_NL, TensorType::kIQ4_XS,
+};
+constexpr TensorType kFloatTypes[] = {TensorType::kF32, TensorType::kF16, TensorType::kBF16};
+
+using Random = std::mt19937;
+
+enum class Fill {
+  kRandom,   // random bits, scales of random sign and size
+  kLowest,   // all bits of the levels clear, unit scales
+  kHighest,  // all set
+  kUnit,     // random bits, unit scales
+};
+
+template <class Block>
+void set_scale(uint8_t* block, f16_t Block::*field, float value) {
+  Block b;
+  std::memcpy(&b, block, sizeof b);
+  b.*field = to_f16(value);
+  std::memcpy(block, &b, sizeof b);
+}
+
+struct Matrix {
+  std::vector<uint8_t> bytes;
+  std::vector<float> decoded;
+  Weight weight;
+};
+
+Matrix make_matrix(TensorType type, int64_t rows, int64_t cols, Fill fill, Random& random) {
+  Matrix m;
+  const TensorTypeInfo& info = *tensor_type_info(type);
+  const int64_t row_size = row_bytes(type, cols).value();
+  m.bytes.resize(size_t(rows * row_size));
+  std::normal_distribution<float> normal;
+  for (uint8_t& b : m.bytes) b = fill == Fill::kLowest ? 0 : fill == Fill::kHighest ? 0xff : uint8_t(random());
+  for (int64_t i = 0; i < rows * cols / info.block_values; ++i) {
+    uint8_t* block = m.bytes.data() + i * info.block_bytes;
+    const float d = fill == Fill::kRandom ? normal(random) : 1.0f;
+    const float min = fill == Fill::kRandom ? normal(random) : 1.0f;
+    switch (type) {
+      case TensorType::kF32: std::memcpy(block, &d, 4); break;
+      case TensorType::kF16: {
+        const f16_t h = to_f16(d);
+        std::memcpy(block, &h, 2);
+        break;
+      }
+      case TensorType::kBF16: {
+        const bf16_t h = to_bf16(d);
+        std::memcpy(block, &h, 2);
+        break;
+      }
+      case TensorType::kQ4_0: set_scale(block, &BlockQ4_0::d, d); break;
+      case TensorType::kQ4_1:
+        set_scale(block, &BlockQ4_1::d, d);
+        set_scale(block, &BlockQ4_1::m, min);
+        break;
+      case TensorType::kQ5_0: set_scale(block, &BlockQ5_0::d, d); break;
+      case TensorType::kQ5_1:
+        set_scale(block, &BlockQ5_1::d, d);
+        set_scale(block, &BlockQ5_1::m, min);
+        break;
+      case TensorType::kQ8_0:
+        set_scale(block, &BlockQ8_0::d, d);
+        if (fill == Fill::kLowest || fill == Fill::kHighest)
+          std::memset(block + 2, fill == Fill::kLowest ? 0x80 : 0x7f, 32);
+        break;
+      case TensorType::kIQ4_NL: set_scale(block, &BlockIQ4_NL::d, d); break;
+      case TensorType::kIQ4_XS: set_scale(block, &BlockIQ4_XS::d, d); break;
+      case TensorType::kQ2_K:
+        set_scale(block, &BlockQ2_K::d, d);
+        set_scale(block, &BlockQ2_K::dmin, min);
+        break;
+      case TensorType::kQ3_K: set_scale(block, &BlockQ3_K::d, d); break;
+      case TensorType::kQ4_K:
+        set_scale(block, &BlockQ4_K::d, d);
+        set_scale(block, &BlockQ4_K::dmin, min);
+        break;
+      case TensorType::kQ5_K:
+        set_scale(block, &BlockQ5_K::d, d);
+        set_scale(block, &BlockQ5_K::dmin, min);
+        break;
+      case TensorType::kQ6_K: {
+        set_scale(block, &BlockQ6_K::d, d);
+        // Extreme levels with the extreme scale of the same sign.
+        if (fill == Fill::kLowest) std::memset(block + offsetof(BlockQ6_K, scales), 0x80, 16);
+        if (fill == Fill::kHighest) std::memset(block + offsetof(BlockQ6_K, scales), 0x7f, 16);
+        break;
+      }
+    }
+  }
+  m.decoded.resize(size_t(rows * cols));
+  for (int64_t r = 0; r < rows; ++r) {
+    dequantize(type, m.bytes.data() + r * row_size, m.decoded.data() + r * cols, cols);
+  }
+  m.weight = {type, rows, cols, row_size, m.bytes.data()};
+  return m;
+}
+
+// Activations that are int8 from the start, so that only the products are under test.
+QuantizedRows make_rows(int64_t tokens, int64_t cols, bool extreme, Random& random) {
+  QuantizedRows x;
+  x.tokens = tokens;
+  x.cols = cols;
+  std::normal_distribution<float> normal;
+  for (int64_t i = 0; i < tokens * cols; ++i) {
+    const int sign = (random() & 1) != 0 ? 1 : -1;
+    x.q.push_back(int8_t(extreme ? (i / cols % 3 == 0   ? 127
+                                    : i / cols % 3 == 1 ? -127
+                                                        : 127 * sign)
+                                 : int(random() % 255) - 127));
+  }
+  for (int64_t i = 0; i < tokens * cols / 32; ++i) x.scale.push_back(extreme ? 1.0f : std::abs(normal(random)));
+  for (int64_t i = 0; i < tokens * cols / 16; ++i) {
+    int sum = 0;
+    for (int k = 0; k < 16; ++k) sum += x.q[size_t(16 * i + k)];
+    x.sum16.push_back(int16_t(sum));
+  }
+  return x;
+}
+
+std::vector<float> values_of(const QuantizedRows& x) {
+  std::vector<float> values(x.q.size());
+  for (size_t i = 0; i < values.size(); ++i) values[i] = x.scale[i / 32] * float(x.q[i]);
+  return values;
+}
+
+// Compares y with the product in double. Each group of 32 adds a few roundings of terms no larger than the group's
+// greatest decoded value (offsets and levels may cancel) times its activations; sums that are integers below 2^24 in
+// every partial result must be exact.
+void expect_product(const Matrix& m, const std::vector<float>& x, int64_t tokens, const std::vector<float>& y,
+                    int64_t y_stride, bool integers) {
+  const int64_t rows = m.weight.rows, cols = m.weight.cols;
+  const int64_t span = std::min<int64_t>(cols, tensor_type_info(m.weight.type)->block_values == 256 ? 256 : 32);
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t r = 0; r < rows; ++r) {
+      double sum = 0, bound = 0;
+      for (int64_t c0 = 0; c0 < cols; c0 += span) {
+        double greatest = 0, activations = 0;
+        for (int64_t c = c0; c < c0 + span; ++c) {
+          const double w = m.decoded[size_t(r * cols + c)], v = x[size_t(t * cols + c)];
+          sum += w * v;
+          greatest = std::max(greatest, std::abs(w));
+          activations += std::abs(v);
+        }
+        bound += 3 * greatest * activations;
+      }
+      const bool exact = integers && bound < 0x1p24;
+      const double tolerance = exact ? 0 : (double(cols) / 32 + 8) * 0x1p-24 * bound;
+      ASSERT_NEAR(y[size_t(t * y_stride + r)], sum, tolerance)
+          << tensor_type_info(m.weight.type)->name << " row " << r << " of " << rows << ", token " << t << " of "
+          << tokens << ", " << cols << " columns, " << isa_name(active_isa());
+    }
+  }
+}
+
+class EveryLevel : public ::testing::Test {
+ protected:
+  void TearDown() override { ASSERT_TRUE(set_active_isa(available_isa_levels().back()).ok()); }
+};
+using MatmulInt8 = EveryLevel;
+using MatmulF32 = EveryLevel;
+
+std::vector<float> product_int8(const Matrix& m, const QuantizedRows& x, int64_t y_stride, int threads) {
+  std::vector<float> y(size_t(x.tokens * y_stride), std::numeric_limits<float>::quiet_NaN());
+  ThreadPool pool(threads);
+  matmul_int8(m.weight, x, y.data(), y_stride, pool);
+  return y;
+}
+
+TEST_F(MatmulInt8, EqualsDoubleReference) {
+  Random random(1);
+  for (IsaLevel level : available_isa_levels()) {
+    ASSERT_TRUE(set_active_isa(level).ok());
+    for (TensorType type : kInt8Types) {
+      const bool super = tensor_type_info(type)->block_values == 256;
+      for (int64_t cols : super ? std::vector<int64_t>{256, 768, 2048} : std::vector<int64_t>{32, 96, 576, 2048}) {
+        for (int64_t rows : {1, 15, 16, 33, 56}) {
+          const Matrix m = make_matrix(type, rows, cols, Fill::kRandom, random);
+          const int64_t tokens = 1 + int64_t(random() % 50), stride = rows + int64_t(random() % 3);
+          const QuantizedRows x = make_rows(tokens, cols, false, random);
+          expect_product(m, values_of(x), tokens, product_int8(m, x, stride, 2), stride, false);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(MatmulInt8, EveryTokenCount) {
+  Random random(2);
+  for (IsaLevel level : available_isa_levels()) {
+    ASSERT_TRUE(set_active_isa(level).ok());
+    for (TensorType type : kInt8Types) {
+      const Matrix m = make_matrix(type, 17, 256, Fill::kRandom, random);
+      for (int64_t tokens = 1; tokens <= 33; ++tokens) {
+        const QuantizedRows x = make_rows(tokens, 256, false, random);
+        expect_product(m, values_of(x), tokens, product_int8(m, x, 17, 1), 17, false);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(MatmulInt8, ExtremesNeitherSaturateNorWrap) {
+  Random random(3);
+  for (IsaLevel level : available_isa_levels()) {
+    ASSERT_TRUE(set_active_isa(level).ok());
+    for (TensorType type : kInt8Types) {
+      for (Fill fill : {Fill::kLowest, Fill::kHighest, Fill::kUnit}) {
+        const int64_t cols = tensor_type_info(type)->block_values;
+        const Matrix m = make_matrix(type, 20, cols, fill, random);
+        const QuantizedRows x = make_rows(9, cols, true, random);
+        expect_product(m, values_of(x), 9, product_int8(m, x, 20, 1), 20, true);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+// Bits depend neither on the thread count nor on the tokens that come along.
+TEST_F(MatmulInt8, BitsDependOnTheTokenAlone) {
+  Random random(4);
+  for (IsaLevel level : available_isa_levels()) {
+    ASSERT_TRUE(set_active_isa(level).ok());
+    for (TensorType type : kInt8Types) {
+      const int64_t rows = 72, cols = 1536, tokens = 201;
+      const Matrix m = make_matrix(type, rows, cols, Fill::kRandom, random);
+      const QuantizedRows x = make_rows(tokens, cols, false, random);
+      const std::vector<float> all = product_int8(m, x, rows, 1);
+      for (int threads : {2, 3, 8}) {
+        const std::vector<float> y = product_int8(m, x, rows, threads);
+        ASSERT_EQ(std::memcmp(y.data(), all.data(), y.size() * 4), 0) << tensor_type_info(type)->name << threads;
+      }
+      for (int64_t n : {1, 2, 7, 49}) {
+        QuantizedRows part;
+        part.tokens = n;
+        part.cols = cols;
+        const int64_t first = tokens - n;
+        part.q.assign(x.q.begin() + first * cols, x.q.end());
+        part.scale.assign(x.scale.begin() + first * cols / 32, x.scale.end());
+        part.sum16.assign(x.sum16.begin() + first * cols / 16, x.sum16.end());
+        const std::vector<float> y = product_int8(m, part, rows, 2);
+        ASSERT_EQ(std::memcmp(y.data(), all.data() + first * rows, y.size() * 4), 0)
+            << tensor_type_info(type)->name << ", " << n << " tokens, " << isa_name(level);
+      }
+    }
+  }
+}
+
+TEST_F(MatmulF32, EqualsDoubleReference) {
+  Random random(5);
+  std::normal_distribution<float> normal;
+  std::vector<TensorType> types(std::begin(kFloatTypes), std::end(kFloatTypes));
+  types.insert(types.end(), std::begin(kInt8Types), std::end(kInt8Types));
+  for (IsaLevel level : available_isa_levels()) {
+    ASSERT_TRUE(set_active_isa(level).ok());
+    for (TensorType type : types) {
+      const int64_t block = tensor_type_info(type)->block_values;
+      for (int64_t cols : {block == 256 ? 256 : 32, block == 256 ? 1280 : block == 1 ? 387 : 416}) {
+        for (int64_t rows : {1, 16, 31, 70}) {
+          const Matrix m = make_matrix(type, rows, cols, Fill::kRandom, random);
+          const int64_t tokens = 1 + int64_t(random() % 60), stride = rows + 1;
+          std::vector<float> x(size_t(tokens * cols));
+          for (float& v : x) v = normal(random);
+          std::vector<float> one(size_t(tokens * stride), std::numeric_limits<float>::quiet_NaN());
+          ThreadPool pool(1);
+          matmul_f32(m.weight, x.data(), tokens, one.data(), stride, pool);
+          // Sums of 32 products in fp32 instead of integers: one more rounding per product, within the same bound
+          // taken per column.
+          const int64_t rounding_steps = cols + 8;
+          for (int64_t t = 0; t < tokens; ++t) {
+            for (int64_t r = 0; r < rows; ++r) {
+              double sum = 0, magnitude = 0;
+              for (int64_t c = 0; c < cols; ++c) {
+                const double product = double(m.decoded[size_t(r * cols + c)]) * x[size_t(t * cols + c)];
+                sum += product;
+                magnitude += std::abs(product);
+              }
+              ASSERT_NEAR(one[size_t(t * stride + r)], sum, double(rounding_steps) * 0x1p-24 * magnitude)
+                  << tensor_type_info(type)->name << " row " << r << ", token " << t << ", " << isa_name(level);
+            }
+          }
+          std::vector<float> three(one.size(), std::numeric_limits<float>::quiet_NaN());
+          ThreadPool pool3(3);
+          matmul_f32(m.weight, x.data(), tokens, three.data(), stride, pool3);
+          ASSERT_EQ(std::memcmp(one.data(), three.data(), one.size() * 4), 0);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace longkv
