@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <random>
+#include <set>
 
 #include "gguf/gguf.h"
 #include "gguf/parse.h"
@@ -258,6 +259,24 @@ TEST(GgufFlips, AnyChangedByteIsReadOrRefusedButNeverCrashes) {
       }
     }
   }
+}
+
+// The seeds of the fuzz target and whatever it once found.
+TEST(GgufCorpus, EveryFileIsReadOrRefused) {
+  const std::set<std::string> sound = {"empty",  "version2", "scalars",      "arrays",
+                                       "nested", "tensors",  "super_blocks", "small_blocks"};
+  size_t opened = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(LONGKV_TEST_DIR "/fuzz/corpus/gguf")) {
+    const auto file = GgufFile::open(entry.path().string());
+    const std::string name = entry.path().filename().string();
+    if (sound.contains(name)) {
+      EXPECT_TRUE(file.ok()) << file.status().message();
+      ++opened;
+    } else if (!file.ok()) {
+      EXPECT_FALSE(file.status().message().empty()) << name;
+    }
+  }
+  EXPECT_EQ(opened, sound.size());
 }
 
 }  // namespace
