@@ -40,13 +40,20 @@ bool cpuid_has_amx() {
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
   return (d & (kBf16 | kTile | kInt8)) == (kBf16 | kTile | kInt8);
 }
+
+// Clang 14's __builtin_cpu_supports knows no F16C.
+bool cpuid_has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kF16c = 1u << 29;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & kF16c) != 0;
+}
 #endif
 
 std::vector<IsaLevel> detect() {
   std::vector<IsaLevel> levels{IsaLevel::kBase};
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpuid_has_f16c();
   if (!avx2) return levels;
   levels.push_back(IsaLevel::kAvx2);
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -121,8 +128,8 @@ Status set_active_isa(IsaLevel level) {
     have += isa_name(l);
   }
   if (!found) {
-    return fail(Code::kInvalidArgument, "this CPU or build has no instruction-set level '{}'; it has: {}", isa_name(level),
-                have);
+    return fail(Code::kInvalidArgument, "this CPU or build has no instruction-set level '{}'; it has: {}",
+                isa_name(level), have);
   }
   // Highway knows fewer levels than we do: switch off its targets above ours.
   int64_t disabled = 0;
