@@ -118,6 +118,20 @@ TEST(GgufReader, NestedArraysAreKeptWhole) {
   EXPECT_EQ(file.metadata().integer("after", 0, 9).value(), 7);
 }
 
+TEST(GgufReader, KeepsTokenTextsOfAnyLengthWithTheirNulBytes) {
+  std::vector<std::string> tokens;
+  for (size_t length : {size_t(0), size_t(1), size_t(1) << 16, size_t(1) << 20}) {
+    std::string text(length, 'x');
+    if (length > 0) text[length / 2] = '\0';
+    tokens.push_back(text);
+  }
+  const GgufFile file = open_ok(MkGguf().strings("tokenizer.ggml.tokens", tokens).write("long_tokens.gguf"));
+  const auto read = file.metadata().strings("tokenizer.ggml.tokens");
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  ASSERT_EQ(read->size(), tokens.size());
+  for (size_t i = 0; i < tokens.size(); ++i) EXPECT_EQ((*read)[i], tokens[i]) << i;
+}
+
 // CPU time of this thread, which other programs on the machine do not add to.
 double thread_seconds() {
   timespec now{};

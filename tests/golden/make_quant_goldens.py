@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Records quant_goldens.bin: random blocks of every weight format with the fp32 values they decode to.
 
-The decoder asked is the `gguf` package (recorded with gguf 0.19.0, numpy 2.x):
+The decoder asked is the `gguf` package (recorded with gguf 0.19.0, numpy 2.4.6):
 
     pip install gguf==0.19.0 && python tests/golden/make_quant_goldens.py
 
