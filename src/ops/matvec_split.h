@@ -18,7 +18,7 @@ template <class Fn>
 void for_row_ranges(const Weight& w, ThreadPool& pool, const Fn& fn) {
   // A task should last some microseconds (a hand-out costs about 0.1) yet leave every thread several, so that one that
   // lost its core for a moment does not hold up the others.
-  constexpr int64_t kLeastBytes = 8 << 10, kMostBytes = 128 << 10, kTasksPerThread = 8;
+  constexpr int64_t kLeastBytes = 16 << 10, kMostBytes = 128 << 10, kTasksPerThread = 4;
   const int64_t bytes = w.rows * w.row_bytes;
   const int64_t wanted = std::clamp(bytes / (kTasksPerThread * pool.threads()), kLeastBytes, kMostBytes);
   const int64_t rows = std::max(kRowGroup, wanted / w.row_bytes / kRowGroup * kRowGroup);

@@ -110,24 +110,40 @@ inline __m256i fold_again(__m256i ab, __m256i cd, Add add) {
 inline constexpr auto kAdd16 = [](__m256i a, __m256i b) { return _mm256_add_epi16(a, b); };
 inline constexpr auto kAdd32 = [](__m256i a, __m256i b) { return _mm256_add_epi32(a, b); };
 
-// Dot products of eight blocks with one activation block: lane r is row r.
+inline __m256i broadcast16(const int8_t* p) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
+// Partial sums of a pair of blocks: dwords for kSigned, 16-bit sums of four products otherwise.
 template <class T>
-inline __m256i dot_rows(const Halves (&w)[4], __m256i x_low, __m256i x_high) {
-  const __m256i ones = _mm256_set1_epi16(1);
-  __m256i p[4];
+inline __m256i pair_dot(const Halves& w, __m256i x_low, __m256i x_high) {
   if constexpr (T::kSigned) {
     // |w| as unsigned times x with w's sign: |w| = 128 is right too, and 2 * 128 * 127 still fits 16 bits.
-    const auto pairs = [&](__m256i v, __m256i x) {
-      return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(x, v)), ones);
+    const auto dwords = [](__m256i v, __m256i x) {
+      return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(x, v)), _mm256_set1_epi16(1));
     };
-    for (int i = 0; i < 4; ++i) p[i] = _mm256_add_epi32(pairs(w[i].low, x_low), pairs(w[i].high, x_high));
-    return fold_again(fold(p[0], p[1], kAdd32), fold(p[2], p[3], kAdd32), kAdd32);
+    return _mm256_add_epi32(dwords(w.low, x_low), dwords(w.high, x_high));
   } else {
-    // A 16-bit lane holds 4 products here, 8 after one fold and 16 after two.
-    for (int i = 0; i < 4; ++i) {
-      p[i] = _mm256_add_epi16(_mm256_maddubs_epi16(w[i].low, x_low), _mm256_maddubs_epi16(w[i].high, x_high));
-    }
-    const __m256i ab = fold(p[0], p[1], kAdd16), cd = fold(p[2], p[3], kAdd16);
+    return _mm256_add_epi16(_mm256_maddubs_epi16(w.low, x_low), _mm256_maddubs_epi16(w.high, x_high));
+  }
+}
+
+// Dot products of eight blocks with one activation block: lane r is row r. pair(i) gives the blocks of rows i and i
+// + 4.
+template <class T, class Pair>
+inline __m256i dot_rows(const Pair& pair, const int8_t* x) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  const __m256i x_low = broadcast16(x), x_high = broadcast16(x + 16);
+  const __m256i p0 = pair_dot<T>(pair(0), x_low, x_high), p1 = pair_dot<T>(pair(1), x_low, x_high);
+  if constexpr (T::kSigned) {
+    const __m256i ab = fold(p0, p1, kAdd32);
+    const __m256i p2 = pair_dot<T>(pair(2), x_low, x_high), p3 = pair_dot<T>(pair(3), x_low, x_high);
+    return fold_again(ab, fold(p2, p3, kAdd32), kAdd32);
+  } else {
+    // A 16-bit lane holds 4 products in p, 8 after one fold and 16 after two.
+    const __m256i ab = fold(p0, p1, kAdd16);
+    const __m256i p2 = pair_dot<T>(pair(2), x_low, x_high), p3 = pair_dot<T>(pair(3), x_low, x_high);
+    const __m256i cd = fold(p2, p3, kAdd16);
     if constexpr (16 * T::kLargest * 127 <= 32767) {
       return _mm256_madd_epi16(fold_again(ab, cd, kAdd16), ones);
     } else {
@@ -165,16 +181,18 @@ inline Scales load_scales(const uint8_t* const (&p)[8]) {
   }
 }
 
-inline __m256i broadcast16(const int8_t* p) {
-  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
-
 // The sum of one activation block in every lane, times `factor`.
 inline __m256i block_sum(const int16_t* sum16, int factor) {
   int32_t both;
   std::memcpy(&both, sum16, 4);
   return _mm256_madd_epi16(_mm256_set1_epi32(both), _mm256_set1_epi16(int16_t(factor)));
 }
+
+// Eight short rows are one stream of memory, too few lines of which the hardware's prefetchers keep in flight: the next
+// eight rows are fetched while these are computed (two threads, 49152 x 576: 12 to 25 GB/s in q8_0, 12 to 23 in q4_1).
+// Eight long rows are eight streams, which the hardware follows better alone (4096 x 14336: 35 against 18 GB/s in
+// q8_0).
+inline constexpr int64_t kCloseRows = 12 << 10;
 
 // Eight rows that start at `first` and lie `row_bytes` apart; writes result[t] (lane = row).
 template <class T, int kTokens>
@@ -183,18 +201,30 @@ inline void eight_rows(const uint8_t* first, int64_t row_bytes, const QuantizedR
   const int8_t* q = x.q.data() + token * x.cols;
   const float* scale = x.scale.data() + token * blocks;
   const int16_t* sum16 = x.sum16.data() + token * 2 * blocks;
+  constexpr size_t kColumn = 8 * sizeof(typename T::Block);
+  const uint8_t* ahead = first + 8 * row_bytes;
+  const bool close = 8 * row_bytes <= kCloseRows;
   const uint8_t* p[8];
   for (int r = 0; r < 8; ++r) p[r] = first + r * row_bytes;
   __m256 acc[kTokens];
   for (int t = 0; t < kTokens; ++t) acc[t] = _mm256_setzero_ps();
   for (int64_t b = 0; b < blocks; ++b) {
     const Scales s = load_scales<T>(p);
-    Halves w[4];
-    for (int i = 0; i < 4; ++i) w[i] = T::quants(p[i], p[i + 4]);
-    for (int r = 0; r < 8; ++r) p[r] += sizeof(typename T::Block);
+    Halves kept[4];  // one token: unpacked where used, which spares registers
+    if constexpr (kTokens > 1) {
+      for (int i = 0; i < 4; ++i) kept[i] = T::quants(p[i], p[i + 4]);
+    }
+    const auto pair = [&](int i) {
+      if constexpr (kTokens > 1) return kept[i];
+      return T::quants(p[i], p[i + 4]);
+    };
+    if (close) {
+      for (size_t i = 0; i < kColumn; i += 64) _mm_prefetch(reinterpret_cast<const char*>(ahead + i), _MM_HINT_T0);
+      ahead += kColumn;
+    }
     for (int t = 0; t < kTokens; ++t) {
       const int8_t* xq = q + t * x.cols + b * kSmallBlock;
-      __m256i dot = dot_rows<T>(w, broadcast16(xq), broadcast16(xq + 16));
+      __m256i dot = dot_rows<T>(pair, xq);
       const __m256 xs = _mm256_broadcast_ss(scale + t * blocks + b);
       const int16_t* sums = sum16 + (t * blocks + b) * 2;
       if constexpr (T::kMin) {
@@ -206,6 +236,7 @@ inline void eight_rows(const uint8_t* first, int64_t row_bytes, const QuantizedR
         acc[t] = _mm256_fmadd_ps(_mm256_mul_ps(s.d, xs), _mm256_cvtepi32_ps(dot), acc[t]);
       }
     }
+    for (int r = 0; r < 8; ++r) p[r] += sizeof(typename T::Block);
   }
   for (int t = 0; t < kTokens; ++t) result[t] = acc[t];
 }

@@ -180,6 +180,7 @@ template <class T, int kTokens>
 void super_rows(const Weight& w, const QuantizedRows& x, int64_t token, int64_t begin, int64_t end, float* y,
                 int64_t y_stride) {
   using Block = typename T::Block;
+  constexpr int kAhead = 2048;
   const int64_t groups = x.cols / kActivationGroup;
   const int64_t blocks = x.cols / kSuperBlock;
   const int8_t* q = x.q.data() + token * x.cols;
@@ -191,6 +192,9 @@ void super_rows(const Weight& w, const QuantizedRows& x, int64_t token, int64_t 
     for (int t = 0; t < kTokens; ++t) acc[t] = _mm256_setzero_ps();
     for (int64_t i = 0; i < blocks; ++i, ++block) {
       const SuperScales s = T::scales(*block);
+      for (size_t j = 0; j < sizeof(Block); j += 64) {
+        _mm_prefetch(reinterpret_cast<const char*>(block) + kAhead + j, _MM_HINT_T0);
+      }
       __m256 part[kTokens];
       for (int t = 0; t < kTokens; ++t) part[t] = _mm256_setzero_ps();
       for_groups([&]<int g>() {
