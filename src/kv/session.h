@@ -63,6 +63,10 @@ class KvSession {
 
  private:
   KvSession(KvCache cache, const Recipe& recipe, const AttendParams& params, ThreadPool& pool);
+  bool choose_rows(int layer, const float* q, int64_t rows);
+  void count_rows(int layer);
+  void check(int layer, bool sparse, const float* q, int64_t rows, const float* out);
+
   struct Impl;
   KvCache cache_;
   Recipe recipe_;

@@ -22,15 +22,18 @@ class BlockIndex {
   virtual void append(int kv_head, const KvHeadView& keys, int64_t begin, int64_t end) = 0;
   // Attention mass received by rows [0, rows) from the last queries of the prompt: mass[query head of the group][rows],
   // row stride `stride`. Kinds that do not use it ignore it.
-  virtual void set_importance(int kv_head, const KvHeadView& keys, const float* mass, int64_t stride, int64_t rows);
+  virtual void set_importance(int /*kv_head*/, const KvHeadView& /*keys*/, const float* /*mass*/, int64_t /*stride*/,
+                              int64_t /*rows*/) {}
   // Rows at and after `rows` are gone; the block that becomes open again is rebuilt from the cache.
   virtual void truncate(int kv_head, const KvHeadView& keys, int64_t rows) = 0;
 
-  // scores[j][b - block_begin] for query heads j of the group and blocks [block_begin, block_end); larger = more mass
-  // expected. q: [n_q][dim_k]. Unscaled dot products unless the kind says otherwise.
-  virtual void score(int kv_head, const float* q, int n_q, int64_t block_begin, int64_t block_end,
-                     float* scores) const = 0;
+  // scores[j * stride + b - block_begin] for query heads j of the group and blocks [block_begin, block_end), the open one
+  // included; larger = more mass expected. q: [n_q][dim_k]. In units of the unscaled dot product. A block's score does
+  // not depend on the range that it is scored in. May be called from several threads at once.
+  virtual void score(int kv_head, const float* q, int n_q, int64_t block_begin, int64_t block_end, float* scores,
+                     int64_t stride) const = 0;
 
+  // Blocks with at least one row.
   virtual int64_t blocks(int kv_head) const = 0;
   // Bytes that scoring n blocks of one KV head reads, and bytes held by the whole index.
   virtual int64_t bytes_scored(int64_t n) const = 0;

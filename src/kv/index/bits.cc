@@ -1,0 +1,136 @@
+// One bit per channel and token (bits_layout.h), optionally after an orthonormal Hadamard rotation of keys and
+// queries, which spreads outlier channels and leaves every dot product as it was.
+//
+// Score of a block: sqrt(D) * ln(sum over its tokens of exp(s / sqrt(D))), in units of the dot product s; with queries
+// scaled by (softmax scale * sqrt(D)) that is the estimated log of the block's softmax mass. With block = 1 it is s.
+#include <algorithm>
+#include <cmath>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/virtual_array.h"
+#include "kv/codec/codec.h"
+#include "kv/index/bits_layout.h"
+#include "kv/index/kinds.h"
+
+namespace longkv {
+
+namespace {
+
+constexpr int64_t kDecodeRows = 64;
+
+class BitsIndex final : public BlockIndex {
+ public:
+  BitsIndex(const IndexSpec& spec, const KvShape& shape)
+      : block_(spec.block),
+        dim_(shape.dim_k),
+        groups_(bits_groups(shape.dim_k)),
+        rotate_(spec.rotate),
+        root_(std::sqrt(float(shape.dim_k))),
+        heads_(size_t(shape.kv_heads)) {}
+
+  Status reserve(int64_t capacity_rows) {
+    head_tiles_ = ceil_div(capacity_rows, kBitsTile);
+    const auto tiles = checked_mul(heads_.size(), uint64_t(head_tiles_));
+    const auto bytes = tiles ? checked_mul(*tiles, uint64_t(bits_tile_bytes(dim_))) : std::nullopt;
+    if (!bytes) return fail(Code::kInvalidArgument, "an index over {} rows exceeds the address space", capacity_rows);
+    LONGKV_ASSIGN(tiles_, VirtualArray::reserve(*bytes));
+    for (Head& head : heads_) {
+      head.keys.resize(size_t(kDecodeRows * dim_));
+      head.padded.resize(size_t(groups_ * kBitsGroup));
+    }
+    return {};
+  }
+
+  void append(int kv_head, const KvHeadView& keys, int64_t begin, int64_t end) override {
+    Head& head = heads_[size_t(kv_head)];
+    for (int64_t row = begin; row < end;) {
+      const int64_t stop = std::min(end, row + kDecodeRows);
+      decode_k_rows(keys, row, stop, head.keys.data());
+      for (const float* k = head.keys.data(); row < stop; ++row, k += dim_) {
+        std::copy(k, k + dim_, head.padded.data());
+        if (rotate_) hadamard_rows(head.padded.data(), dim_);
+        bits_write_token(head.padded.data(), dim_, tile(kv_head, row / kBitsTile), row % kBitsTile);
+      }
+    }
+    head.rows = end;
+  }
+
+  void truncate(int kv_head, const KvHeadView&, int64_t rows) override {
+    Head& head = heads_[size_t(kv_head)];
+    head.rows = std::min(head.rows, rows);
+  }
+
+  void score(int kv_head, const float* q, int n_q, int64_t block_begin, int64_t block_end, float* scores,
+             int64_t stride) const override {
+    thread_local std::vector<float> rotated;
+    thread_local std::vector<BitsTables> tables;
+    thread_local std::vector<float> tokens;  // [n_q][token_stride]
+    rotated.assign(size_t(groups_ * kBitsGroup), 0.0f);
+    tables.resize(size_t(n_q * groups_));
+    for (int j = 0; j < n_q; ++j) {
+      std::copy(q + j * dim_, q + (j + 1) * dim_, rotated.data());
+      if (rotate_) hadamard_rows(rotated.data(), dim_);
+      bits_tables(rotated.data(), groups_, tables.data() + j * groups_);
+    }
+    // Whole tiles that cover some whole blocks at a time, so that token scores stay in the first-level cache.
+    const int64_t step = std::max<int64_t>(1, kTokensAtOnce / block_);
+    const int64_t token_stride = round_up(step * block_, kBitsTile) + kBitsTile;
+    tokens.resize(size_t(n_q * token_stride));
+    const int64_t rows = heads_[size_t(kv_head)].rows;
+    for (int64_t b = block_begin; b < block_end; b += step) {
+      const int64_t stop = std::min(block_end, b + step);
+      const int64_t begin = b * block_, end = std::min(rows, stop * block_);
+      const int64_t first = begin / kBitsTile;
+      for (int64_t t = first; t * kBitsTile < end; ++t) {
+        bits_scan_tile(tile(kv_head, t), groups_, tables.data(), n_q, tokens.data() + (t - first) * kBitsTile,
+                       token_stride);
+      }
+      for (int j = 0; j < n_q; ++j) {
+        const float* s = tokens.data() + j * token_stride - first * kBitsTile;
+        for (int64_t i = b; i < stop; ++i) {
+          const int64_t row = i * block_;
+          scores[j * stride + i - block_begin] = bits_block_score(s + row, std::min(block_, end - row), root_);
+        }
+      }
+    }
+  }
+
+  int64_t blocks(int kv_head) const override { return ceil_div(heads_[size_t(kv_head)].rows, block_); }
+  int64_t bytes_scored(int64_t n) const override { return n * block_ * bits_token_bytes(dim_); }
+  int64_t bytes_held() const override {
+    int64_t tiles = 0;
+    for (const Head& head : heads_) tiles += ceil_div(head.rows, kBitsTile);
+    return tiles * bits_tile_bytes(dim_);
+  }
+
+ private:
+  static constexpr int64_t kTokensAtOnce = 512;
+  struct Head {
+    int64_t rows = 0;
+    std::vector<float> keys;    // scratch: decoded rows
+    std::vector<float> padded;  // scratch: one rotated key
+  };
+
+  uint8_t* tile(int kv_head, int64_t t) {
+    return tiles_.data() + (int64_t(kv_head) * head_tiles_ + t) * bits_tile_bytes(dim_);
+  }
+  const uint8_t* tile(int kv_head, int64_t t) const { return const_cast<BitsIndex*>(this)->tile(kv_head, t); }
+
+  const int64_t block_;
+  const int64_t dim_;
+  const int64_t groups_;
+  const bool rotate_;
+  const float root_;
+  std::vector<Head> heads_;
+  VirtualArray tiles_;  // [kv_heads][tiles of the capacity]
+  int64_t head_tiles_ = 0;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<BlockIndex>> make_bits_index(const IndexSpec& spec, const KvShape& shape, int64_t capacity) {
+  return reserved(std::make_unique<BitsIndex>(spec, shape), capacity);
+}
+
+}  // namespace longkv

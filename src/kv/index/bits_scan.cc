@@ -1,0 +1,109 @@
+#include "kv/index/bits_layout.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kv/index/bits_scan.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+#include <hwy/contrib/math/math-inl.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace longkv {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using Bytes = hn::CappedTag<uint8_t, size_t(kBitsTile)>;
+using Floats = hn::CappedTag<float, size_t(kBitsTile)>;
+constexpr int kByteLanes = int(hn::MaxLanes(Bytes()));
+constexpr int kFloatLanes = int(hn::MaxLanes(Floats()));
+constexpr int kVecs = kByteLanes / kFloatLanes;
+
+void ScanTile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int n_q, float* scores, int64_t stride) {
+  const Bytes d8;
+  const Floats df;
+  const hn::Rebind<int32_t, Floats> di;
+  const hn::Rebind<uint8_t, Floats> dq;
+  const hn::Rebind<hwy::float16_t, Floats> dh;
+  const auto low = hn::Set(d8, 15);
+  const auto bias = hn::Set(di, kBitsNibbles * kBitsBias);
+  const auto* magnitudes = reinterpret_cast<const hwy::float16_t*>(tile + groups * (kBitsGroup / 8) * kBitsTile);
+  alignas(64) uint8_t sums[2][kByteLanes];
+
+  for (int64_t t = 0; t < kBitsTile; t += kByteLanes) {
+    for (int64_t g = 0; g < groups; ++g) {
+      const uint8_t* signs = tile + g * 4 * kBitsTile + t;
+      const auto b0 = hn::LoadU(d8, signs), b1 = hn::LoadU(d8, signs + kBitsTile);
+      const auto b2 = hn::LoadU(d8, signs + 2 * kBitsTile), b3 = hn::LoadU(d8, signs + 3 * kBitsTile);
+      const auto l0 = hn::And(b0, low), l1 = hn::And(b1, low), l2 = hn::And(b2, low), l3 = hn::And(b3, low);
+      const auto h0 = hn::ShiftRight<4>(b0), h1 = hn::ShiftRight<4>(b1);
+      const auto h2 = hn::ShiftRight<4>(b2), h3 = hn::ShiftRight<4>(b3);
+      hn::Vec<Floats> m[kVecs];
+      for (int i = 0; i < kVecs; ++i) {
+        m[i] = hn::PromoteTo(df, hn::LoadU(dh, magnitudes + g * kBitsTile + t + i * kFloatLanes));
+      }
+      for (int j = 0; j < n_q; ++j) {
+        const BitsTables& table = tables[j * groups + g];
+        const auto look = [&](int nibble, auto index) HWY_ATTR {
+          return hn::TableLookupBytes(hn::LoadDup128(d8, table.bytes[nibble]), index);
+        };
+        // Four bytes of at most 2 * kBitsBias fit in one byte.
+        const auto first = hn::Add(hn::Add(look(0, l0), look(1, h0)), hn::Add(look(2, l1), look(3, h1)));
+        const auto second = hn::Add(hn::Add(look(4, l2), look(5, h2)), hn::Add(look(6, l3), look(7, h3)));
+        hn::Store(first, d8, sums[0]);
+        hn::Store(second, d8, sums[1]);
+        const auto step = hn::Set(df, table.step);
+        float* out = scores + j * stride + t;
+        for (int i = 0; i < kVecs; ++i) {
+          const auto a = hn::PromoteTo(di, hn::LoadU(dq, sums[0] + i * kFloatLanes));
+          const auto b = hn::PromoteTo(di, hn::LoadU(dq, sums[1] + i * kFloatLanes));
+          const auto dot = hn::Mul(hn::ConvertTo(df, hn::Sub(hn::Add(a, b), bias)), step);
+          const auto before = g == 0 ? hn::Zero(df) : hn::LoadU(df, out + i * kFloatLanes);
+          hn::StoreU(hn::MulAdd(dot, m[i], before), df, out + i * kFloatLanes);
+        }
+      }
+    }
+  }
+}
+
+float LogSumExp(const float* s, int64_t n, float root) {
+  const hn::ScalableTag<float> d;
+  const int64_t lanes = int64_t(hn::Lanes(d));
+  auto peaks = hn::Set(d, s[0]);
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) peaks = hn::Max(peaks, hn::LoadU(d, s + i));
+  const auto rest = hn::FirstN(d, size_t(n - i));
+  if (i < n) peaks = hn::Max(peaks, hn::IfThenElse(rest, hn::MaskedLoad(rest, d, s + i), peaks));
+  const float peak = hn::GetLane(hn::MaxOfLanes(d, peaks));
+  const auto shift = hn::Set(d, peak), scale = hn::Set(d, 1.0f / root);
+  auto sums = hn::Zero(d);
+  for (i = 0; i + lanes <= n; i += lanes) {
+    sums = hn::Add(sums, hn::Exp(d, hn::Mul(hn::Sub(hn::LoadU(d, s + i), shift), scale)));
+  }
+  if (i < n) {
+    const auto e = hn::Exp(d, hn::Mul(hn::Sub(hn::MaskedLoad(rest, d, s + i), shift), scale));
+    sums = hn::Add(sums, hn::IfThenElseZero(rest, e));
+  }
+  const auto log = hn::Log(d, hn::SumOfLanes(d, sums));
+  return peak + root * hn::GetLane(log);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace longkv
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace longkv {
+
+HWY_EXPORT(ScanTile);
+HWY_EXPORT(LogSumExp);
+
+void bits_scan_tile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int n_q, float* scores,
+                    int64_t stride) {
+  HWY_DYNAMIC_DISPATCH(ScanTile)(tile, groups, tables, n_q, scores, stride);
+}
+
+float bits_block_score(const float* scores, int64_t n, float root) {
+  return n == 1 ? scores[0] : HWY_DYNAMIC_DISPATCH(LogSumExp)(scores, n, root);
+}
+
+}  // namespace longkv
+#endif

@@ -1,0 +1,36 @@
+// Quest's box: per-channel maximum (slot 0) and minimum (slot 1). The score, sum over channels of
+// max(q * upper, q * lower), bounds q.k of every key in the block from above; halves are rounded outwards so that it
+// stays a bound for keys stored more finely.
+#include <algorithm>
+
+#include "kv/index/kinds.h"
+#include "kv/index/vector_index.h"
+
+namespace longkv {
+
+namespace {
+
+class MinMaxIndex final : public VectorIndex {
+ public:
+  MinMaxIndex(const IndexSpec& spec, const KvShape& shape) : VectorIndex(shape, spec.block, 2, ScanRule::kBox) {}
+
+ protected:
+  void add_row(float* state, const float* row, int64_t r) const override {
+    float* upper = state;
+    float* lower = state + dim_;
+    for (int64_t c = 0; c < dim_; ++c) upper[c] = r == 0 ? row[c] : std::max(upper[c], row[c]);
+    for (int64_t c = 0; c < dim_; ++c) lower[c] = r == 0 ? row[c] : std::min(lower[c], row[c]);
+  }
+  void encode(const float* state, int64_t, f16_t* summary) const override {
+    for (int64_t c = 0; c < dim_; ++c) summary[c] = f16_at_least(state[c]);
+    for (int64_t c = dim_; c < 2 * dim_; ++c) summary[c] = f16_at_most(state[c]);
+  }
+};
+
+}  // namespace
+
+Result<std::unique_ptr<BlockIndex>> make_minmax_index(const IndexSpec& spec, const KvShape& shape, int64_t capacity) {
+  return reserved(std::make_unique<MinMaxIndex>(spec, shape), capacity);
+}
+
+}  // namespace longkv

@@ -1,0 +1,123 @@
+#include "kv/index/scan.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kv/index/scan.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace longkv {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using D = hn::CappedTag<float, size_t(kTileBlocks)>;
+using V = hn::Vec<D>;
+constexpr int kLanes = int(hn::MaxLanes(D()));
+constexpr int kVecs = int(kTileBlocks) / kLanes;
+// Query heads per pass over a tile: their accumulators and the loaded summaries share 16 registers on AVX2.
+constexpr int kMaxHeads = 4;
+
+HWY_INLINE V load_f16(const f16_t* p) {
+  const D d;
+  const hn::Rebind<hwy::float16_t, D> dh;
+  return hn::PromoteTo(d, hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(p)));
+}
+
+template <int kHeads>
+HWY_INLINE void dot(const f16_t* slot, int64_t dim, const float* q, V (&acc)[kHeads][kVecs]) {
+  const D d;
+  for (int64_t c = 0; c < dim; ++c) {
+    V k[kVecs];
+    for (int i = 0; i < kVecs; ++i) k[i] = load_f16(slot + c * kTileBlocks + i * kLanes);
+    for (int j = 0; j < kHeads; ++j) {
+      const V qc = hn::Set(d, q[j * dim + c]);
+      for (int i = 0; i < kVecs; ++i) acc[j][i] = hn::MulAdd(qc, k[i], acc[j][i]);
+    }
+  }
+}
+
+template <int kHeads>
+HWY_INLINE void clear(V (&acc)[kHeads][kVecs]) {
+  for (auto& row : acc) {
+    for (V& v : row) v = hn::Zero(D());
+  }
+}
+
+template <int kHeads>
+void scan_heads(ScanRule rule, const f16_t* tile, int64_t tiles, int slots, int64_t dim, const float* q, float* scores,
+                int64_t stride) {
+  const D d;
+  const int64_t slot_size = dim * kTileBlocks;
+  for (int64_t t = 0; t < tiles; ++t, tile += slots * slot_size, scores += kTileBlocks) {
+    V acc[kHeads][kVecs];
+    clear(acc);
+    if (rule == ScanRule::kBox) {
+      const V zero = hn::Zero(d);
+      for (int64_t c = 0; c < dim; ++c) {
+        V upper[kVecs], lower[kVecs];
+        for (int i = 0; i < kVecs; ++i) {
+          upper[i] = load_f16(tile + c * kTileBlocks + i * kLanes);
+          lower[i] = load_f16(tile + slot_size + c * kTileBlocks + i * kLanes);
+        }
+        for (int j = 0; j < kHeads; ++j) {
+          const V qc = hn::Set(d, q[j * dim + c]);
+          const V positive = hn::Max(qc, zero), negative = hn::Min(qc, zero);
+          for (int i = 0; i < kVecs; ++i) {
+            acc[j][i] = hn::MulAdd(negative, lower[i], hn::MulAdd(positive, upper[i], acc[j][i]));
+          }
+        }
+      }
+    } else {
+      dot<kHeads>(tile, dim, q, acc);
+      for (int s = 1; s < slots; ++s) {
+        V other[kHeads][kVecs];
+        clear(other);
+        dot<kHeads>(tile + s * slot_size, dim, q, other);
+        for (int j = 0; j < kHeads; ++j) {
+          for (int i = 0; i < kVecs; ++i) acc[j][i] = hn::Max(acc[j][i], other[j][i]);
+        }
+      }
+    }
+    for (int j = 0; j < kHeads; ++j) {
+      for (int i = 0; i < kVecs; ++i) hn::StoreU(acc[j][i], d, scores + j * stride + i * kLanes);
+    }
+  }
+}
+
+void ScanTiles(ScanRule rule, const f16_t* first, int64_t tiles, int slots, int64_t dim, const float* q, int n_q,
+               float* scores, int64_t stride) {
+  for (int j = 0; j < n_q; j += kMaxHeads) {
+    const float* qj = q + j * dim;
+    float* out = scores + j * stride;
+    switch (n_q - j) {
+      case 1:
+        scan_heads<1>(rule, first, tiles, slots, dim, qj, out, stride);
+        break;
+      case 2:
+        scan_heads<2>(rule, first, tiles, slots, dim, qj, out, stride);
+        break;
+      case 3:
+        scan_heads<3>(rule, first, tiles, slots, dim, qj, out, stride);
+        break;
+      default:
+        scan_heads<kMaxHeads>(rule, first, tiles, slots, dim, qj, out, stride);
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace longkv
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace longkv {
+
+HWY_EXPORT(ScanTiles);
+
+void scan_tiles(ScanRule rule, const f16_t* first, int64_t tiles, int slots, int64_t dim, const float* q, int n_q,
+                float* scores, int64_t stride) {
+  HWY_DYNAMIC_DISPATCH(ScanTiles)(rule, first, tiles, slots, dim, q, n_q, scores, stride);
+}
+
+}  // namespace longkv
+#endif

@@ -1,0 +1,26 @@
+// Scans over tiles of block summaries.
+//
+// A tile holds the summary vectors of kTileBlocks consecutive blocks, transposed: [slot][channel][block in tile], f16.
+// One vector lane is one block, so a score needs no sum across lanes and every query head of a group uses what was
+// loaded once.
+#pragma once
+
+#include <cstdint>
+
+#include "base/float16.h"
+
+namespace longkv {
+
+constexpr int64_t kTileBlocks = 16;
+
+// How the slots of a block give a score.
+enum class ScanRule {
+  kMaxDot,  // max over slots of q.slot
+  kBox,     // slot 0 upper, slot 1 lower bounds: sum over channels of max(q * upper, q * lower)
+};
+
+// q: [n_q][dim]; scores[j * stride + block], `tiles` whole tiles from `first`.
+void scan_tiles(ScanRule rule, const f16_t* first, int64_t tiles, int slots, int64_t dim, const float* q, int n_q,
+                float* scores, int64_t stride);
+
+}  // namespace longkv

@@ -1,0 +1,98 @@
+#include "kv/select/aggregate.h"
+
+#include <cfloat>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kv/select/aggregate.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+#include <hwy/contrib/math/math-inl.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace longkv {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using D = hn::ScalableTag<float>;
+
+// Full vectors over [0, n) and one masked rest: body(i, load, store).
+template <class Body>
+HWY_INLINE void for_each_vector(int64_t n, const Body& body) {
+  const D d;
+  const int64_t lanes = int64_t(hn::Lanes(d));
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    body(i, [&](const float* p) { return hn::LoadU(d, p + i); }, [&](auto v, float* p) { hn::StoreU(v, d, p + i); },
+         hn::FirstN(d, size_t(lanes)));
+  }
+  if (i < n) {
+    const auto mask = hn::FirstN(d, size_t(n - i));
+    body(i, [&](const float* p) { return hn::MaskedLoad(mask, d, p + i); },
+         [&](auto v, float* p) { hn::BlendedStore(v, mask, d, p + i); }, mask);
+  }
+}
+
+// NaN becomes the lowest number, infinities become finite, so that sums and differences stay ordered.
+template <class V>
+HWY_INLINE V finite(V v) {
+  const D d;
+  const V low = hn::Set(d, -FLT_MAX);
+  v = hn::IfThenElse(hn::IsNaN(v), low, v);
+  return hn::Min(hn::Max(v, low), hn::Set(d, FLT_MAX));
+}
+
+void Reduce(bool max, float* scores, int64_t stride, int heads, int64_t n, float* out) {
+  for_each_vector(n, [&](int64_t, auto load, auto store, auto) {
+    auto sum = finite(load(scores));
+    for (int j = 1; j < heads; ++j) {
+      const auto s = finite(load(scores + j * stride));
+      sum = max ? hn::Max(sum, s) : hn::Add(sum, s);
+    }
+    store(finite(sum), out);
+  });
+}
+
+void SoftmaxSum(float* scores, int64_t stride, int heads, int64_t n, float scale, float* out) {
+  const D d;
+  for (int j = 0; j < heads; ++j) {
+    float* row = scores + j * stride;
+    auto peak_lanes = hn::Set(d, -FLT_MAX);
+    for_each_vector(n, [&](int64_t, auto load, auto, auto mask) {
+      peak_lanes = hn::IfThenElse(mask, hn::Max(peak_lanes, finite(load(row))), peak_lanes);
+    });
+    const auto peak = hn::Set(d, hn::GetLane(hn::MaxOfLanes(d, peak_lanes)));
+    auto sum_lanes = hn::Zero(d);
+    for_each_vector(n, [&](int64_t, auto load, auto store, auto mask) {
+      const auto e = hn::Exp(d, hn::Mul(hn::Sub(finite(load(row)), peak), hn::Set(d, scale)));
+      sum_lanes = hn::Add(sum_lanes, hn::IfThenElseZero(mask, e));
+      store(e, row);
+    });
+    const float sum = hn::GetLane(hn::SumOfLanes(d, sum_lanes));
+    const auto share = hn::Set(d, sum > 0 ? 1.0f / sum : 0.0f);
+    for_each_vector(n, [&](int64_t, auto load, auto store, auto) {
+      const auto mine = hn::Mul(load(row), share);
+      store(j == 0 ? mine : hn::Add(load(out), mine), out);
+    });
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace longkv
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace longkv {
+
+HWY_EXPORT(Reduce);
+HWY_EXPORT(SoftmaxSum);
+
+void aggregate_scores(Aggregate kind, float* scores, int64_t stride, int heads, int64_t n, float scale, float* out) {
+  if (kind == Aggregate::kSoftmaxSum) {
+    HWY_DYNAMIC_DISPATCH(SoftmaxSum)(scores, stride, heads, n, scale, out);
+  } else {
+    HWY_DYNAMIC_DISPATCH(Reduce)(kind == Aggregate::kMax, scores, stride, heads, n, out);
+  }
+}
+
+}  // namespace longkv
+#endif

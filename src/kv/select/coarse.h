@@ -1,0 +1,28 @@
+// The two-level index: how many fine blocks a coarse one covers, and what summary it carries.
+//
+// Rule: scoring a KV head may read as many index bytes as attending `budget` rows of it reads. A flat scan within that
+// limit needs no second level. Beyond it, coarse blocks are scored first and the best are refined with what is left of
+// the limit, but never with less than kRefineBudgets times the blocks that the budget holds.
+#pragma once
+
+#include <cstdint>
+
+#include "kv/recipe.h"
+#include "kv/types.h"
+
+namespace longkv {
+
+constexpr int64_t kRefineBudgets = 4;
+
+// Fine blocks per coarse block for an index of `capacity_rows`: spec.coarse if it is set, else the smallest power of
+// two whose coarse scan takes at most half of the limit at full capacity; 1 when a flat scan fits.
+int64_t choose_coarse_factor(const IndexSpec& spec, const KvShape& shape, int64_t capacity_rows,
+                             int64_t attention_bytes);
+
+// Coarse blocks carry the same kind of summary; bits, whose scan reads every token, get boxes.
+IndexSpec coarse_spec(const IndexSpec& spec, int64_t factor);
+
+// Bytes that scoring one block of one KV head reads.
+int64_t summary_bytes(const IndexSpec& spec, int dim);
+
+}  // namespace longkv

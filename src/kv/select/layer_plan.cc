@@ -1,0 +1,35 @@
+#include "kv/select/layer_plan.h"
+
+#include <algorithm>
+#include <map>
+
+namespace longkv {
+
+std::vector<LayerPlan> plan_layers(const KvShape& shape, const Recipe& recipe) {
+  struct Counter {
+    int64_t seen = 0;
+    int source = -1;
+  };
+  std::map<int64_t, Counter> counters;  // by window
+  std::vector<LayerPlan> plans(static_cast<size_t>(shape.layers));
+  const SelectSpec& select = recipe.select;
+  for (int l = 0; l < shape.layers; ++l) {
+    LayerPlan& plan = plans[size_t(l)];
+    plan.window = shape.window_of(l);
+    if (recipe.keep.streaming) {
+      plan.role = LayerRole::kStream;
+      continue;
+    }
+    const bool window_fits = plan.window > 0 && plan.window <= select.budget;
+    if (select.all || l < select.dense_layers || window_fits) continue;
+    Counter& counter = counters[plan.window];
+    const bool choose = counter.seen % std::max(1, select.layer_step) == 0;
+    if (choose) counter.source = l;
+    plan.role = choose ? LayerRole::kChoose : LayerRole::kReuse;
+    plan.source = counter.source;
+    ++counter.seen;
+  }
+  return plans;
+}
+
+}  // namespace longkv

@@ -1,0 +1,162 @@
+#include "kv/select/selector.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "kv/select/coarse.h"
+
+namespace longkv {
+
+Selector::Selector(const KvShape& shape, const Recipe& recipe, const AttendParams& params)
+    : shape_(shape), select_(recipe.select), index_(recipe.index), states_(size_t(shape.layers)) {
+  const float root = std::sqrt(float(shape.dim_k));
+  query_scale_ = params.scale * root;
+  softmax_scale_ = 1.0f / root;
+  attention_bytes_ =
+      select_.budget * (kv_row_bytes(recipe.store.k, shape.dim_k) + kv_row_bytes(recipe.store.v, shape.dim_v));
+
+  const int group = shape.group_size, heads = shape.kv_heads * group;
+  for (int h = 0; h < shape.kv_heads; ++h) {
+    const int owner = select_.heads == SelectHeads::kShared        ? 0
+                      : select_.heads == SelectHeads::kPerQueryHead ? h * group
+                                                                    : h;
+    group_parts_.push_back({h, h * group, group, owner});
+  }
+  switch (select_.heads) {
+    case SelectHeads::kPerKvHead:
+      for (int h = 0; h < shape.kv_heads; ++h) owners_.push_back({.first_query = h * group, .n_q = group, .mask = h});
+      owner_parts_ = group_parts_;
+      break;
+    case SelectHeads::kShared:
+      owners_.push_back({.first_query = 0, .n_q = heads, .mask = 0});
+      owner_parts_ = group_parts_;
+      break;
+    case SelectHeads::kPerQueryHead:
+      for (int j = 0; j < heads; ++j) {
+        owners_.push_back({.first_query = j, .n_q = 1, .mask = j / group});
+        owner_parts_.push_back({j / group, j, 1, j});
+      }
+      break;
+  }
+  query_.resize(size_t(heads) * size_t(shape.dim_k));
+}
+
+Result<std::unique_ptr<Selector>> Selector::create(const KvShape& shape, const Recipe& recipe,
+                                                   std::span<const LayerPlan> plans, RowCapacity capacity,
+                                                   const AttendParams& params) {
+  auto selector = std::unique_ptr<Selector>(new Selector(shape, recipe, params));
+  selector->plans_.assign(plans.begin(), plans.end());
+  LONGKV_TRY(selector->build_indexes(plans, capacity));
+  return selector;
+}
+
+Status Selector::build_indexes(std::span<const LayerPlan> plans, RowCapacity capacity) {
+  const bool any = std::any_of(plans.begin(), plans.end(), [](const auto& p) { return p.role == LayerRole::kChoose; });
+  if (!any) return {};
+  if (select_.budget < 1 || select_.sink < 0 || select_.local < 0 || select_.token_step < 1 || select_.layer_step < 1) {
+    return fail(Code::kInvalidArgument,
+                "select: budget={}, token_step={} and layer_step={} must be at least 1, sink={} and local={} at least 0",
+                select_.budget, select_.token_step, select_.layer_step, select_.sink, select_.local);
+  }
+  coarse_factor_ = choose_coarse_factor(index_, shape_, capacity.v, attention_bytes_);
+  for (size_t l = 0; l < plans.size(); ++l) {
+    if (plans[l].role != LayerRole::kChoose) continue;
+    LayerState& state = states_[l];
+    LONGKV_ASSIGN(state.fine, make_index(index_, shape_, capacity.v));
+    if (coarse_factor_ > 1) {
+      LONGKV_ASSIGN(state.coarse, make_index(coarse_spec(index_, coarse_factor_), shape_, capacity.v));
+    }
+    state.votes.resize(select_.heads == SelectHeads::kShared ? 1 : size_t(shape_.kv_heads));
+    state.chosen.resize(owners_.size());
+  }
+  // Everything attended counts in the budget; where the forced rows leave no room for a block, one is chosen anyway.
+  const int64_t forced = select_.sink + select_.local + index_.block - 1 + select_.token_step - 1;
+  if (forced + index_.block > select_.budget) {
+    LONGKV_TRY(notice(fmt::format("budget={} leaves no room for one block of {} beside up to {} forced rows (sink={}, "
+                                  "local={}, open block, token_step={}): one block is chosen and the budget exceeded",
+                                  select_.budget, index_.block, forced, select_.sink, select_.local,
+                                  select_.token_step)));
+  }
+  score_stride_ = ceil_div(capacity.v, index_.block);
+  const auto bytes = checked_mul(uint64_t(shape_.kv_heads) * uint64_t(shape_.group_size), uint64_t(score_stride_) * 4);
+  if (!bytes) return fail(Code::kInvalidArgument, "KV capacity of {} rows is too large to index", capacity.v);
+  LONGKV_ASSIGN(scores_, VirtualArray::reserve(*bytes));
+  return {};
+}
+
+void Selector::append(int layer, std::span<const KvHeadView> views, int64_t begin, int64_t end, ThreadPool& pool) {
+  LayerState& state = states_[size_t(layer)];
+  if (!state.fine) return;
+  const int levels = state.coarse ? 2 : 1;
+  pool.run(int64_t(views.size()) * levels, [&](int64_t task, int) {
+    const int h = int(task) / levels;
+    BlockIndex& index = task % levels == 0 ? *state.fine : *state.coarse;
+    index.append(h, views[size_t(h)], begin, end);
+  });
+}
+
+void Selector::truncate(int layer, std::span<const KvHeadView> views, int64_t rows) {
+  LayerState& state = states_[size_t(layer)];
+  state.valid = false;
+  if (!state.fine) return;
+  for (int h = 0; h < int(views.size()); ++h) {
+    state.fine->truncate(h, views[size_t(h)], rows);
+    if (state.coarse) state.coarse->truncate(h, views[size_t(h)], rows);
+  }
+  for (VoteMask& vote : state.votes) truncate_vote(vote, rows / index_.block);
+  if (!state.mass.empty()) free_mass_.push_back(std::move(state.mass));
+  state.mass.clear();
+}
+
+bool Selector::wants_mass(int layer) const {
+  return states_[size_t(layer)].fine != nullptr && (index_.kind == IndexKind::kDynamic || select_.preselect > 0);
+}
+
+float* Selector::mass(int layer, int64_t stride) {
+  LayerState& state = states_[size_t(layer)];
+  if (state.mass.empty() || state.mass_stride != stride) {
+    if (state.mass.empty() && !free_mass_.empty()) {
+      state.mass = std::move(free_mass_.back());
+      free_mass_.pop_back();
+    }
+    state.mass.assign(size_t(stride) * size_t(shape_.kv_heads) * size_t(shape_.group_size), 0.0f);
+    state.mass_stride = stride;
+  }
+  return state.mass.data();
+}
+
+void Selector::finish_prompt(int layer, std::span<const KvHeadView> views, ThreadPool& pool) {
+  LayerState& state = states_[size_t(layer)];
+  state.valid = false;
+  if (state.mass.empty()) return;
+  const int64_t stride = state.mass_stride, rows = std::min(stride, views[0].rows);
+  const int group = shape_.group_size;
+  pool.run(int64_t(views.size()), [&](int64_t h, int) {
+    const float* mass = state.mass.data() + h * group * stride;
+    state.fine->set_importance(int(h), views[size_t(h)], mass, stride, rows);
+    if (state.coarse) state.coarse->set_importance(int(h), views[size_t(h)], mass, stride, rows);
+  });
+  if (select_.preselect > 0) {
+    const int heads = int(views.size()) * group / int(state.votes.size());
+    pool.run(int64_t(state.votes.size()), [&](int64_t m, int) {
+      state.votes[size_t(m)] = vote_blocks(state.mass.data() + m * heads * stride, stride, heads, rows, index_.block,
+                                           select_.preselect, select_.preselect_queries, select_.preselect_kernel);
+    });
+  }
+  free_mass_.push_back(std::move(state.mass));
+  state.mass.clear();
+}
+
+int64_t Selector::index_bytes_held() const {
+  int64_t bytes = 0;
+  for (const LayerState& state : states_) {
+    if (state.fine) bytes += state.fine->bytes_held();
+    if (state.coarse) bytes += state.coarse->bytes_held();
+  }
+  return bytes;
+}
+
+}  // namespace longkv

@@ -1,0 +1,249 @@
+#include "kv/session.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "base/error.h"
+#include "kv/session_impl.h"
+
+namespace longkv {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Relative distance of two vectors; 0 when both vanish.
+double relative_error(const float* a, const float* b, int64_t n) {
+  double difference = 0, norm = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const double d = double(a[i]) - b[i];
+    difference += d * d;
+    norm += double(b[i]) * b[i];
+  }
+  return difference == 0 ? 0.0 : std::sqrt(difference / norm);
+}
+
+}  // namespace
+
+KvSession::Impl::Impl(const KvShape& shape, const Recipe& recipe, const AttendParams& attend_params,
+                      ThreadPool& thread_pool)
+    : params(attend_params), pool(thread_pool), prefill_attention(thread_pool), plans(plan_layers(shape, recipe)) {
+  const bool per_query = !recipe.select.all && recipe.select.heads == SelectHeads::kPerQueryHead;
+  const int n_q = per_query ? 1 : shape.group_size;
+  const int per_head = shape.group_size / n_q;
+  for (int u = 0; u < shape.kv_heads * per_head; ++u) units.push_back({u / per_head, u * n_q, n_q});
+  const size_t layers = size_t(shape.layers), query_heads = size_t(shape.kv_heads) * size_t(shape.group_size);
+  ranges.resize(layers * units.size());
+  head_ranges.resize(layers * size_t(shape.kv_heads));
+  views.resize(size_t(shape.kv_heads));
+  attend_units.resize(units.size());
+  lse.resize(query_heads);
+  check_lse.resize(query_heads);
+  check_out.resize(query_heads * size_t(shape.dim_v));
+}
+
+KvSession::KvSession(KvCache cache, const Recipe& recipe, const AttendParams& params, ThreadPool& pool)
+    : cache_(std::move(cache)), recipe_(recipe), impl_(std::make_unique<Impl>(cache_.shape(), recipe, params, pool)) {
+  reset_stats();
+}
+
+KvSession::~KvSession() = default;
+
+Result<std::unique_ptr<KvSession>> KvSession::create(const KvShape& shape, const Recipe& recipe, RowCapacity capacity,
+                                                     const AttendParams& params, ThreadPool& pool) {
+  if (shape.layers < 1 || shape.kv_heads < 1 || shape.group_size < 1 || shape.dim_k < 1 || shape.dim_v < 1) {
+    return fail(Code::kInvalidArgument,
+                "KV shape: {} layers, {} KV heads, {} query heads each, {} K and {} V channels; all must be positive",
+                shape.layers, shape.kv_heads, shape.group_size, shape.dim_k, shape.dim_v);
+  }
+  LONGKV_ASSIGN(KvCache cache, KvCache::create(shape, recipe.store, capacity));
+  auto session = std::unique_ptr<KvSession>(new KvSession(std::move(cache), recipe, params, pool));
+  LONGKV_ASSIGN(session->impl_->selector, Selector::create(shape, recipe, session->impl_->plans, capacity, params));
+  return session;
+}
+
+void KvSession::reset_stats() {
+  stats_ = KvStats{};
+  stats_.captured_mass.assign(size_t(cache_.shape().layers), 0.0);
+  stats_.output_error.assign(size_t(cache_.shape().layers), 0.0);
+}
+
+TokenCount KvSession::tokens() const { return {cache_.rows(cache_.shape().layers - 1).v}; }
+
+const std::vector<RowRange>& KvSession::last_ranges(int layer, int kv_head) const {
+  return impl_->head_ranges[size_t(layer) * size_t(cache_.shape().kv_heads) + size_t(kv_head)];
+}
+
+Status KvSession::prefill(int layer, const float* q, const float* k, const float* v, int64_t n, int64_t prompt_end,
+                          float* out, const std::atomic<bool>* cancel) {
+  Impl& impl = *impl_;
+  const KvShape& shape = cache_.shape();
+  if (n <= 0) return {};
+  const int64_t first = cache_.rows(layer).v;
+  if (first + n > prompt_end) {
+    return fail(Code::kInternal, "prompt chunk of layer {} ends at position {}, after the prompt's end {}", layer,
+                first + n, prompt_end);
+  }
+  LONGKV_TRY(cache_.append(layer, k, v, n, impl.pool));
+  for (int h = 0; h < shape.kv_heads; ++h) impl.views[size_t(h)] = cache_.view(layer, h);
+  impl.selector->append(layer, impl.views, first, first + n, impl.pool);
+  impl.selector->forget_choice(layer);
+
+  PrefillAttendArgs args;
+  args.q = q;
+  args.tokens = n;
+  args.first_position = first;
+  args.window = impl.plans[size_t(layer)].window;
+  args.heads = impl.views;
+  args.group_size = shape.group_size;
+  args.params = impl.params;
+  args.out = out;
+  args.cancel = cancel;
+  // The observation window may begin in an earlier chunk, so the mass is collected over chunks until finish_prefill.
+  const int64_t mass_from = std::max<int64_t>(0, prompt_end - recipe_.select.preselect_queries);
+  if (impl.selector->wants_mass(layer) && first + n > mass_from) {
+    args.mass = impl.selector->mass(layer, prompt_end);
+    args.mass_stride = prompt_end;
+    args.mass_from = mass_from;
+  }
+  impl.prefill_attention.run(args);
+  if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) {
+    return fail(Code::kCancelled, "interrupted while reading the prompt");
+  }
+  return {};
+}
+
+Status KvSession::finish_prefill(int layer) {
+  Impl& impl = *impl_;
+  for (int h = 0; h < cache_.shape().kv_heads; ++h) impl.views[size_t(h)] = cache_.view(layer, h);
+  impl.selector->finish_prompt(layer, impl.views, impl.pool);
+  impl.step = -1;
+  cache_.release_outside_window(layer);
+  return {};
+}
+
+Status KvSession::decode(int layer, const float* q, const float* k, const float* v, float* out) {
+  Impl& impl = *impl_;
+  const KvShape& shape = cache_.shape();
+  if (layer == 0) {
+    ++impl.step;
+    ++impl.total_steps;
+    ++stats_.steps;
+    impl.checking = check_every_ > 0 && impl.total_steps % check_every_ == 0;
+    if (impl.checking) ++stats_.checked_steps;
+  }
+  LONGKV_TRY(cache_.append(layer, k, v, 1, impl.pool));
+  for (int h = 0; h < shape.kv_heads; ++h) impl.views[size_t(h)] = cache_.view(layer, h);
+  const int64_t rows = cache_.rows(layer).v;
+
+  const auto select_start = Clock::now();
+  impl.selector->append(layer, impl.views, rows - 1, rows, impl.pool);
+  const bool sparse = choose_rows(layer, q, rows);
+  const auto attend_start = Clock::now();
+  stats_.seconds_select += std::chrono::duration<double>(attend_start - select_start).count();
+
+  const auto ranges = impl.layer_ranges(layer);
+  for (size_t u = 0; u < impl.units.size(); ++u) {
+    const SelectionUnit& unit = impl.units[u];
+    AttendUnit& attended = impl.attend_units[u];
+    attended.q = q + int64_t(unit.first_query) * shape.dim_k;
+    attended.n_q = unit.n_q;
+    attended.kv = impl.views[size_t(unit.kv_head)];
+    attended.ranges = ranges[u];
+    attended.out = out + int64_t(unit.first_query) * shape.dim_v;
+    attended.lse = impl.lse.data() + unit.first_query;
+  }
+  attend(impl.attend_units, impl.params, impl.attend_scratch, impl.pool);
+  stats_.seconds_attend += seconds_since(attend_start);
+  count_rows(layer);
+  if (impl.checking) check(layer, sparse, q, rows, out);
+  return {};
+}
+
+// Fills the ranges of a layer; false: every visible row is attended.
+bool KvSession::choose_rows(int layer, const float* q, int64_t rows) {
+  Impl& impl = *impl_;
+  const LayerPlan& plan = impl.plans[size_t(layer)];
+  const RowRange visible{plan.window > 0 ? std::max<int64_t>(0, rows - plan.window) : 0, rows};
+  const auto ranges = impl.layer_ranges(layer);
+  bool sparse = false;
+  if (plan.role == LayerRole::kStream) {
+    const KeepSpec& keep = recipe_.keep;
+    sparse = rows > keep.sink + keep.window;
+    for (size_t u = 0; u < impl.units.size(); ++u) {
+      RowSetBuilder set(visible, ranges[u]);
+      set.add({0, sparse ? keep.sink : rows});
+      set.add({rows - keep.window, rows});
+    }
+  } else if (plan.role != LayerRole::kDense) {
+    sparse = impl.selector->choose(layer, q, visible, impl.step, impl.pool, impl.units, ranges, stats_);
+  }
+  if (!sparse && plan.role != LayerRole::kStream) {
+    for (size_t u = 0; u < impl.units.size(); ++u) ranges[u].assign(1, visible);
+  }
+  return sparse;
+}
+
+void KvSession::count_rows(int layer) {
+  Impl& impl = *impl_;
+  const KvShape& shape = cache_.shape();
+  const int64_t row_bytes =
+      kv_row_bytes(cache_.types().k, shape.dim_k) + kv_row_bytes(cache_.types().v, shape.dim_v);
+  const auto ranges = impl.layer_ranges(layer);
+  int64_t rows = 0;
+  for (size_t u = 0; u < impl.units.size(); ++u) rows += row_count(ranges[u]);
+  stats_.rows_attended += rows;
+  stats_.kv_bytes += rows * row_bytes;
+
+  const size_t per_head = impl.units.size() / size_t(shape.kv_heads);
+  for (size_t h = 0; h < size_t(shape.kv_heads); ++h) {
+    auto& merged = impl.head_ranges[size_t(layer) * size_t(shape.kv_heads) + h];
+    merged = ranges[h * per_head];
+    for (size_t u = 1; u < per_head; ++u) unite_ranges(merged, ranges[h * per_head + u], impl.union_scratch);
+  }
+}
+
+void KvSession::check(int layer, bool sparse, const float* q, int64_t rows, const float* out) {
+  Impl& impl = *impl_;
+  const KvShape& shape = cache_.shape();
+  if (!sparse) {
+    stats_.captured_mass[size_t(layer)] += 1.0;
+    return;
+  }
+  const int64_t window = impl.plans[size_t(layer)].window;
+  const RowRange visible{window > 0 ? std::max<int64_t>(0, rows - window) : 0, rows};
+  impl.check_units.resize(size_t(shape.kv_heads));
+  for (int h = 0; h < shape.kv_heads; ++h) {
+    const int64_t first_query = int64_t(h) * shape.group_size;
+    impl.check_units[size_t(h)] = {q + first_query * shape.dim_k,  shape.group_size,
+                                   impl.views[size_t(h)],          std::span<const RowRange>(&visible, 1),
+                                   impl.check_out.data() + first_query * shape.dim_v,
+                                   impl.check_lse.data() + first_query};
+  }
+  attend(impl.check_units, impl.params, impl.attend_scratch, impl.pool);
+  double mass = 0;
+  for (size_t j = 0; j < impl.lse.size(); ++j) mass += std::exp(double(impl.lse[j]) - impl.check_lse[j]);
+  stats_.captured_mass[size_t(layer)] += mass / double(impl.lse.size());
+  stats_.output_error[size_t(layer)] += relative_error(out, impl.check_out.data(), int64_t(impl.check_out.size()));
+}
+
+Status KvSession::truncate(TokenCount tokens) {
+  Impl& impl = *impl_;
+  if (tokens.v < 0 || tokens > this->tokens()) {
+    return fail(Code::kInvalidArgument, "cannot cut the KV cache to {} tokens: it holds {}", tokens.v,
+                this->tokens().v);
+  }
+  LONGKV_TRY(cache_.truncate(RowCount{tokens.v}));
+  for (int layer = 0; layer < cache_.shape().layers; ++layer) {
+    for (int h = 0; h < cache_.shape().kv_heads; ++h) impl.views[size_t(h)] = cache_.view(layer, h);
+    impl.selector->truncate(layer, impl.views, tokens.v);
+  }
+  impl.step = -1;
+  return {};
+}
+
+}  // namespace longkv

@@ -1,0 +1,50 @@
+// State of a KvSession that its users need not see.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kv/attend.h"
+#include "kv/select/layer_plan.h"
+#include "kv/select/row_set.h"
+#include "kv/select/selector.h"
+#include "kv/session.h"
+#include "prefill/attention.h"
+
+namespace longkv {
+
+struct KvSession::Impl {
+  Impl(const KvShape& shape, const Recipe& recipe, const AttendParams& attend_params, ThreadPool& thread_pool);
+
+  std::span<std::vector<RowRange>> layer_ranges(int layer) {
+    return std::span(ranges).subspan(size_t(layer) * units.size(), units.size());
+  }
+
+  AttendParams params;
+  ThreadPool& pool;
+  PrefillAttention prefill_attention;
+  std::vector<LayerPlan> plans;  // [layers]
+  std::unique_ptr<Selector> selector;
+  std::vector<SelectionUnit> units;      // of a layer: KV heads, or query heads for selection per query head
+  std::vector<std::vector<RowRange>> ranges;        // [layers][units], of the last decode step
+  std::vector<std::vector<RowRange>> head_ranges;   // [layers][kv_heads], the same per KV head
+
+  int64_t step = -1;          // decode steps since the last prompt
+  int64_t total_steps = -1;   // decode steps of this session, for the checks
+  bool checking = false;      // this step also attends fully
+
+  // Reused between calls: decoding allocates nothing once these are warm.
+  AttendScratch attend_scratch;
+  std::vector<KvHeadView> views;           // [kv_heads]
+  std::vector<AttendUnit> attend_units;    // [units]
+  std::vector<AttendUnit> check_units;     // [kv_heads]
+  std::vector<RowRange> union_scratch;
+  std::vector<float> lse;                  // [query heads]
+  std::vector<float> check_lse;            // [query heads]
+  std::vector<float> check_out;            // [query heads][dim_v]
+};
+
+}  // namespace longkv
