@@ -168,7 +168,7 @@ Status KvSession::decode(int layer, const float* q, const float* k, const float*
 bool KvSession::choose_rows(int layer, const float* q, int64_t rows) {
   Impl& impl = *impl_;
   const LayerPlan& plan = impl.plans[size_t(layer)];
-  const RowRange visible{plan.window > 0 ? std::max<int64_t>(0, rows - plan.window) : 0, rows};
+  const RowRange visible = visible_rows(rows - 1, plan.window);
   const auto ranges = impl.layer_ranges(layer);
   bool sparse = false;
   if (plan.role == LayerRole::kStream) {
@@ -191,11 +191,10 @@ bool KvSession::choose_rows(int layer, const float* q, int64_t rows) {
 void KvSession::count_rows(int layer) {
   Impl& impl = *impl_;
   const KvShape& shape = cache_.shape();
-  const int64_t row_bytes =
-      kv_row_bytes(cache_.types().k, shape.dim_k) + kv_row_bytes(cache_.types().v, shape.dim_v);
+  const int64_t row_bytes = kv_row_bytes(cache_.types().k, shape.dim_k) + kv_row_bytes(cache_.types().v, shape.dim_v);
   const auto ranges = impl.layer_ranges(layer);
   int64_t rows = 0;
-  for (size_t u = 0; u < impl.units.size(); ++u) rows += row_count(ranges[u]);
+  for (size_t u = 0; u < impl.units.size(); ++u) rows += longkv::count_rows(ranges[u]);
   stats_.rows_attended += rows;
   stats_.kv_bytes += rows * row_bytes;
 
@@ -203,7 +202,10 @@ void KvSession::count_rows(int layer) {
   for (size_t h = 0; h < size_t(shape.kv_heads); ++h) {
     auto& merged = impl.head_ranges[size_t(layer) * size_t(shape.kv_heads) + h];
     merged = ranges[h * per_head];
-    for (size_t u = 1; u < per_head; ++u) unite_ranges(merged, ranges[h * per_head + u], impl.union_scratch);
+    for (size_t u = 1; u < per_head; ++u) {
+      unite_ranges(merged, ranges[h * per_head + u], impl.union_scratch);
+      merged.swap(impl.union_scratch);
+    }
   }
 }
 
@@ -214,13 +216,14 @@ void KvSession::check(int layer, bool sparse, const float* q, int64_t rows, cons
     stats_.captured_mass[size_t(layer)] += 1.0;
     return;
   }
-  const int64_t window = impl.plans[size_t(layer)].window;
-  const RowRange visible{window > 0 ? std::max<int64_t>(0, rows - window) : 0, rows};
+  const RowRange visible = visible_rows(rows - 1, impl.plans[size_t(layer)].window);
   impl.check_units.resize(size_t(shape.kv_heads));
   for (int h = 0; h < shape.kv_heads; ++h) {
     const int64_t first_query = int64_t(h) * shape.group_size;
-    impl.check_units[size_t(h)] = {q + first_query * shape.dim_k,  shape.group_size,
-                                   impl.views[size_t(h)],          std::span<const RowRange>(&visible, 1),
+    impl.check_units[size_t(h)] = {q + first_query * shape.dim_k,
+                                   shape.group_size,
+                                   impl.views[size_t(h)],
+                                   std::span<const RowRange>(&visible, 1),
                                    impl.check_out.data() + first_query * shape.dim_v,
                                    impl.check_lse.data() + first_query};
   }

@@ -28,23 +28,23 @@ struct KvSession::Impl {
   PrefillAttention prefill_attention;
   std::vector<LayerPlan> plans;  // [layers]
   std::unique_ptr<Selector> selector;
-  std::vector<SelectionUnit> units;      // of a layer: KV heads, or query heads for selection per query head
-  std::vector<std::vector<RowRange>> ranges;        // [layers][units], of the last decode step
-  std::vector<std::vector<RowRange>> head_ranges;   // [layers][kv_heads], the same per KV head
+  std::vector<SelectionUnit> units;                // of a layer: KV heads, or query heads for selection per query head
+  std::vector<std::vector<RowRange>> ranges;       // [layers][units], of the last decode step
+  std::vector<std::vector<RowRange>> head_ranges;  // [layers][kv_heads], the same per KV head
 
-  int64_t step = -1;          // decode steps since the last prompt
-  int64_t total_steps = -1;   // decode steps of this session, for the checks
-  bool checking = false;      // this step also attends fully
+  int64_t step = -1;         // decode steps since the last prompt
+  int64_t total_steps = -1;  // decode steps of this session, for the checks
+  bool checking = false;     // this step also attends fully
 
   // Reused between calls: decoding allocates nothing once these are warm.
   AttendScratch attend_scratch;
-  std::vector<KvHeadView> views;           // [kv_heads]
-  std::vector<AttendUnit> attend_units;    // [units]
-  std::vector<AttendUnit> check_units;     // [kv_heads]
+  std::vector<KvHeadView> views;         // [kv_heads]
+  std::vector<AttendUnit> attend_units;  // [units]
+  std::vector<AttendUnit> check_units;   // [kv_heads]
   std::vector<RowRange> union_scratch;
-  std::vector<float> lse;                  // [query heads]
-  std::vector<float> check_lse;            // [query heads]
-  std::vector<float> check_out;            // [query heads][dim_v]
+  std::vector<float> lse;        // [query heads]
+  std::vector<float> check_lse;  // [query heads]
+  std::vector<float> check_out;  // [query heads][dim_v]
 };
 
 }  // namespace longkv

@@ -1,7 +1,7 @@
 // Layout of the one-bit key index: tiles of 64 tokens, channels padded to groups of 32.
 //
-//   signs       [groups * 4][64] bytes; byte (g * 4 + i, t): channels 32 g + 8 i .. + 7 of token t, bit set = not negative
-//   magnitudes  [groups][64] f16: mean |key| over the group's channels
+//   signs       [groups * 4][64] bytes; byte (g * 4 + i, t): channels 32 g + 8 i .. + 7 of token t, bit set = not
+//   negative magnitudes  [groups][64] f16: mean |key| over the group's channels
 //
 // A key is approximated by magnitude * sign, the closest such vector. Four channels are a nibble, which selects one of
 // 16 partial sums of the query; one byte shuffle serves a whole vector of tokens.
@@ -22,8 +22,8 @@ constexpr int64_t bits_token_bytes(int64_t dim) { return bits_groups(dim) * (kBi
 constexpr int64_t bits_tile_bytes(int64_t dim) { return kBitsTile * bits_token_bytes(dim); }
 
 // A query head's tables for one group: 8 nibbles x 16 sums as bytes. A byte is round(sum / step) + kBitsBias with
-// step = (largest sum of |q| over a nibble) / kBitsBias, so four bytes add up without overflow and a group's dot product
-// with the signs is off by at most 8 * step / 2.
+// step = (largest sum of |q| over a nibble) / kBitsBias, so four bytes add up without overflow and a group's dot
+// product with the signs is off by at most 8 * step / 2.
 constexpr int kBitsBias = 31;
 constexpr int kBitsNibbles = 8;
 struct BitsTables {

@@ -4,6 +4,7 @@
 #define HWY_TARGET_INCLUDE "kv/index/bits_scan.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
+// After highway.h: the maths library is compiled once for each target.
 #include <hwy/contrib/math/math-inl.h>
 
 HWY_BEFORE_NAMESPACE();
@@ -42,9 +43,8 @@ void ScanTile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int
       }
       for (int j = 0; j < n_q; ++j) {
         const BitsTables& table = tables[j * groups + g];
-        const auto look = [&](int nibble, auto index) HWY_ATTR {
-          return hn::TableLookupBytes(hn::LoadDup128(d8, table.bytes[nibble]), index);
-        };
+        const auto look = [&](int nibble, auto index)
+                              HWY_ATTR { return hn::TableLookupBytes(hn::LoadDup128(d8, table.bytes[nibble]), index); };
         // Four bytes of at most 2 * kBitsBias fit in one byte.
         const auto first = hn::Add(hn::Add(look(0, l0), look(1, h0)), hn::Add(look(2, l1), look(3, h1)));
         const auto second = hn::Add(hn::Add(look(4, l2), look(5, h2)), hn::Add(look(6, l3), look(7, h3)));

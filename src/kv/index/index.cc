@@ -7,8 +7,9 @@ namespace longkv {
 
 Result<std::unique_ptr<BlockIndex>> make_index(const IndexSpec& spec, const KvShape& shape, int64_t capacity_rows) {
   if (spec.block < 1 || spec.coarse < 0 || capacity_rows < 1) {
-    return fail(Code::kInvalidArgument, "index: block={}, coarse={}, capacity of {} rows; block and capacity must be at "
-                                        "least 1, coarse at least 0",
+    return fail(Code::kInvalidArgument,
+                "index: block={}, coarse={}, capacity of {} rows; block and capacity must be at "
+                "least 1, coarse at least 0",
                 spec.block, spec.coarse, capacity_rows);
   }
   const bool has_reps = spec.kind == IndexKind::kFixed || spec.kind == IndexKind::kDynamic;
@@ -17,20 +18,13 @@ Result<std::unique_ptr<BlockIndex>> make_index(const IndexSpec& spec, const KvSh
                 spec.block, spec.block);
   }
   switch (spec.kind) {
-    case IndexKind::kMean:
-      return make_mean_index(spec, shape, capacity_rows);
-    case IndexKind::kMax:
-      return make_max_index(spec, shape, capacity_rows);
-    case IndexKind::kMinMax:
-      return make_minmax_index(spec, shape, capacity_rows);
-    case IndexKind::kFixed:
-      return make_fixed_index(spec, shape, capacity_rows);
-    case IndexKind::kDynamic:
-      return make_dynamic_index(spec, shape, capacity_rows);
-    case IndexKind::kBits:
-      return make_bits_index(spec, shape, capacity_rows);
-    case IndexKind::kNone:
-      break;
+    case IndexKind::kMean: return make_mean_index(spec, shape, capacity_rows);
+    case IndexKind::kMax: return make_max_index(spec, shape, capacity_rows);
+    case IndexKind::kMinMax: return make_minmax_index(spec, shape, capacity_rows);
+    case IndexKind::kFixed: return make_fixed_index(spec, shape, capacity_rows);
+    case IndexKind::kDynamic: return make_dynamic_index(spec, shape, capacity_rows);
+    case IndexKind::kBits: return make_bits_index(spec, shape, capacity_rows);
+    case IndexKind::kNone: break;
   }
   return fail(Code::kInvalidArgument,
               "choosing blocks needs an index; use index=mean, max, minmax, fixed, dynamic or bits");

@@ -27,9 +27,9 @@ class BlockIndex {
   // Rows at and after `rows` are gone; the block that becomes open again is rebuilt from the cache.
   virtual void truncate(int kv_head, const KvHeadView& keys, int64_t rows) = 0;
 
-  // scores[j * stride + b - block_begin] for query heads j of the group and blocks [block_begin, block_end), the open one
-  // included; larger = more mass expected. q: [n_q][dim_k]. In units of the unscaled dot product. A block's score does
-  // not depend on the range that it is scored in. May be called from several threads at once.
+  // scores[j * stride + b - block_begin] for query heads j of the group and blocks [block_begin, block_end), the open
+  // one included; larger = more mass expected. q: [n_q][dim_k]. In units of the unscaled dot product. A block's score
+  // does not depend on the range that it is scored in. May be called from several threads at once.
   virtual void score(int kv_head, const float* q, int n_q, int64_t block_begin, int64_t block_end, float* scores,
                      int64_t stride) const = 0;
 

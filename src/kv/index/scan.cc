@@ -90,17 +90,10 @@ void ScanTiles(ScanRule rule, const f16_t* first, int64_t tiles, int slots, int6
     const float* qj = q + j * dim;
     float* out = scores + j * stride;
     switch (n_q - j) {
-      case 1:
-        scan_heads<1>(rule, first, tiles, slots, dim, qj, out, stride);
-        break;
-      case 2:
-        scan_heads<2>(rule, first, tiles, slots, dim, qj, out, stride);
-        break;
-      case 3:
-        scan_heads<3>(rule, first, tiles, slots, dim, qj, out, stride);
-        break;
-      default:
-        scan_heads<kMaxHeads>(rule, first, tiles, slots, dim, qj, out, stride);
+      case 1: scan_heads<1>(rule, first, tiles, slots, dim, qj, out, stride); break;
+      case 2: scan_heads<2>(rule, first, tiles, slots, dim, qj, out, stride); break;
+      case 3: scan_heads<3>(rule, first, tiles, slots, dim, qj, out, stride); break;
+      default: scan_heads<kMaxHeads>(rule, first, tiles, slots, dim, qj, out, stride);
     }
   }
 }

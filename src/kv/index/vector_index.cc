@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "kv/codec/codec.h"
+#include "kv/layout.h"
 
 namespace longkv {
 
@@ -51,7 +52,7 @@ f16_t* VectorIndex::tile(int kv_head, int64_t t) {
   return reinterpret_cast<f16_t*>(tiles_.data()) + (int64_t(kv_head) * head_tiles_ + t) * tile_size();
 }
 
-int64_t VectorIndex::blocks(int kv_head) const { return ceil_div(rows(kv_head), block_); }
+int64_t VectorIndex::blocks(int kv_head) const { return blocks_for(rows(kv_head), block_); }
 
 int64_t VectorIndex::bytes_held() const {
   int64_t tiles = 0;
@@ -85,7 +86,7 @@ void VectorIndex::append(int kv_head, const KvHeadView& keys, int64_t begin, int
 void VectorIndex::truncate(int kv_head, const KvHeadView& keys, int64_t rows) {
   Head& head = heads_[size_t(kv_head)];
   if (rows >= head.rows) return;
-  head.rows = rows / block_ * block_;
+  head.rows = full_blocks(rows, block_) * block_;
   if (head.rows < rows) append(kv_head, keys, head.rows, rows);
 }
 

@@ -6,6 +6,7 @@
 #define HWY_TARGET_INCLUDE "kv/select/aggregate.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
+// After highway.h: the maths library is compiled once for each target.
 #include <hwy/contrib/math/math-inl.h>
 
 HWY_BEFORE_NAMESPACE();
@@ -22,13 +23,15 @@ HWY_INLINE void for_each_vector(int64_t n, const Body& body) {
   const int64_t lanes = int64_t(hn::Lanes(d));
   int64_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    body(i, [&](const float* p) { return hn::LoadU(d, p + i); }, [&](auto v, float* p) { hn::StoreU(v, d, p + i); },
-         hn::FirstN(d, size_t(lanes)));
+    body(
+        i, [&](const float* p) { return hn::LoadU(d, p + i); }, [&](auto v, float* p) { hn::StoreU(v, d, p + i); },
+        hn::FirstN(d, size_t(lanes)));
   }
   if (i < n) {
     const auto mask = hn::FirstN(d, size_t(n - i));
-    body(i, [&](const float* p) { return hn::MaskedLoad(mask, d, p + i); },
-         [&](auto v, float* p) { hn::BlendedStore(v, mask, d, p + i); }, mask);
+    body(
+        i, [&](const float* p) { return hn::MaskedLoad(mask, d, p + i); },
+        [&](auto v, float* p) { hn::BlendedStore(v, mask, d, p + i); }, mask);
   }
 }
 

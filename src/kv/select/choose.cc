@@ -32,10 +32,9 @@ bool Selector::choose(int layer, const float* q, RowRange visible, int64_t step,
   }
   const RowRange sink{visible.begin, std::clamp(select_.sink, visible.begin, rows)};
   if (plan.role == LayerRole::kChoose && (!state.valid || step % select_.token_step == 0)) {
-    const int64_t open = rows / index_.block * index_.block;
+    const int64_t open = full_blocks(rows, index_.block) * index_.block;
     state.tail = std::clamp(std::min(rows - select_.local, open), sink.end, rows);
-    RowRange blocks{sink.end / index_.block, ceil_div(state.tail, index_.block)};
-    blocks.end = std::max(blocks.begin, blocks.end);
+    const RowRange blocks = blocks_of({sink.end, state.tail}, index_.block);
     const int64_t k = chosen_blocks(sink.end - sink.begin + rows - state.tail);
     select_blocks(state, q, blocks, k, pool, stats);
     state.valid = true;
@@ -88,7 +87,7 @@ void Selector::list_candidates(const LayerState& state, RowRange blocks) {
     RowSetBuilder set(blocks, owner.candidates);
     for (const RowRange& r : vote.blocks) set.add(r);
     set.add({vote.voted_end, blocks.end});
-    owner.n_candidates = row_count(owner.candidates);
+    owner.n_candidates = count_rows(owner.candidates);
   }
 }
 
@@ -96,10 +95,9 @@ void Selector::list_candidates(const LayerState& state, RowRange blocks) {
 // flat scan within the limit, a vote that already narrows the candidates, or more coarse blocks wanted than there are.
 bool Selector::refine_coarse(LayerState& state, RowRange blocks, int64_t k, ThreadPool& pool, KvStats& stats) {
   if (!state.coarse) return false;
-  const int64_t n = blocks.end - blocks.begin;
-  if (state.fine->bytes_scored(n) <= attention_bytes_ || state.votes[0].active()) return false;
-  const RowRange coarse{blocks.begin / coarse_factor_, ceil_div(blocks.end, coarse_factor_)};
-  const int64_t n_coarse = coarse.end - coarse.begin;
+  if (state.fine->bytes_scored(count_of(blocks)) <= attention_bytes_ || state.votes[0].active()) return false;
+  const RowRange coarse = blocks_of(blocks, coarse_factor_);
+  const int64_t n_coarse = count_of(coarse);
   const int64_t left = attention_bytes_ - state.coarse->bytes_scored(n_coarse);
   const int64_t affordable = left / std::max<int64_t>(1, state.fine->bytes_scored(1));
   const int64_t keep = ceil_div(std::max(kRefineBudgets * k, affordable), coarse_factor_);
@@ -118,7 +116,7 @@ bool Selector::refine_coarse(LayerState& state, RowRange blocks, int64_t k, Thre
       const int64_t c = coarse.begin + p;
       set.add({c * coarse_factor_, (c + 1) * coarse_factor_});
     }
-    owner.n_candidates = row_count(owner.candidates);
+    owner.n_candidates = count_rows(owner.candidates);
   }
   return true;
 }

@@ -10,18 +10,13 @@ namespace longkv {
 int64_t summary_bytes(const IndexSpec& spec, int dim) {
   const int64_t vector = 2 * int64_t(dim);
   switch (spec.kind) {
-    case IndexKind::kNone:
-      return 0;
+    case IndexKind::kNone: return 0;
     case IndexKind::kMean:
-    case IndexKind::kMax:
-      return vector;
-    case IndexKind::kMinMax:
-      return 2 * vector;
+    case IndexKind::kMax: return vector;
+    case IndexKind::kMinMax: return 2 * vector;
     case IndexKind::kFixed:
-    case IndexKind::kDynamic:
-      return spec.reps * vector;
-    case IndexKind::kBits:
-      return spec.block * bits_token_bytes(dim);
+    case IndexKind::kDynamic: return spec.reps * vector;
+    case IndexKind::kBits: return spec.block * bits_token_bytes(dim);
   }
   return 0;
 }

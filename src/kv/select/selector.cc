@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "kv/layout.h"
 #include "kv/select/coarse.h"
 
 namespace longkv {
@@ -20,7 +21,7 @@ Selector::Selector(const KvShape& shape, const Recipe& recipe, const AttendParam
 
   const int group = shape.group_size, heads = shape.kv_heads * group;
   for (int h = 0; h < shape.kv_heads; ++h) {
-    const int owner = select_.heads == SelectHeads::kShared        ? 0
+    const int owner = select_.heads == SelectHeads::kShared         ? 0
                       : select_.heads == SelectHeads::kPerQueryHead ? h * group
                                                                     : h;
     group_parts_.push_back({h, h * group, group, owner});
@@ -57,9 +58,10 @@ Status Selector::build_indexes(std::span<const LayerPlan> plans, RowCapacity cap
   const bool any = std::any_of(plans.begin(), plans.end(), [](const auto& p) { return p.role == LayerRole::kChoose; });
   if (!any) return {};
   if (select_.budget < 1 || select_.sink < 0 || select_.local < 0 || select_.token_step < 1 || select_.layer_step < 1) {
-    return fail(Code::kInvalidArgument,
-                "select: budget={}, token_step={} and layer_step={} must be at least 1, sink={} and local={} at least 0",
-                select_.budget, select_.token_step, select_.layer_step, select_.sink, select_.local);
+    return fail(
+        Code::kInvalidArgument,
+        "select: budget={}, token_step={} and layer_step={} must be at least 1, sink={} and local={} at least 0",
+        select_.budget, select_.token_step, select_.layer_step, select_.sink, select_.local);
   }
   coarse_factor_ = choose_coarse_factor(index_, shape_, capacity.v, attention_bytes_);
   for (size_t l = 0; l < plans.size(); ++l) {
@@ -75,12 +77,12 @@ Status Selector::build_indexes(std::span<const LayerPlan> plans, RowCapacity cap
   // Everything attended counts in the budget; where the forced rows leave no room for a block, one is chosen anyway.
   const int64_t forced = select_.sink + select_.local + index_.block - 1 + select_.token_step - 1;
   if (forced + index_.block > select_.budget) {
-    LONGKV_TRY(notice(fmt::format("budget={} leaves no room for one block of {} beside up to {} forced rows (sink={}, "
-                                  "local={}, open block, token_step={}): one block is chosen and the budget exceeded",
-                                  select_.budget, index_.block, forced, select_.sink, select_.local,
-                                  select_.token_step)));
+    LONGKV_TRY(
+        notice(fmt::format("budget={} leaves no room for one block of {} beside up to {} forced rows (sink={}, "
+                           "local={}, open block, token_step={}): one block is chosen and the budget exceeded",
+                           select_.budget, index_.block, forced, select_.sink, select_.local, select_.token_step)));
   }
-  score_stride_ = ceil_div(capacity.v, index_.block);
+  score_stride_ = blocks_for(capacity.v, index_.block);
   const auto bytes = checked_mul(uint64_t(shape_.kv_heads) * uint64_t(shape_.group_size), uint64_t(score_stride_) * 4);
   if (!bytes) return fail(Code::kInvalidArgument, "KV capacity of {} rows is too large to index", capacity.v);
   LONGKV_ASSIGN(scores_, VirtualArray::reserve(*bytes));
@@ -106,7 +108,7 @@ void Selector::truncate(int layer, std::span<const KvHeadView> views, int64_t ro
     state.fine->truncate(h, views[size_t(h)], rows);
     if (state.coarse) state.coarse->truncate(h, views[size_t(h)], rows);
   }
-  for (VoteMask& vote : state.votes) truncate_vote(vote, rows / index_.block);
+  for (VoteMask& vote : state.votes) truncate_vote(vote, full_blocks(rows, index_.block));
   if (!state.mass.empty()) free_mass_.push_back(std::move(state.mass));
   state.mass.clear();
 }

@@ -4,9 +4,9 @@
 //   sink rows [0, sink)  +  chosen blocks  +  tail rows [tail, rows), tail = min(rows - local, start of the open block)
 // Budget: all of it counts, rounded down to whole chosen blocks, but at least one block is chosen:
 //   chosen = max(1, (budget - sink - (rows - tail) - (token_step - 1)) / block)
-// While a choice is reused its tail keeps its beginning and grows by one row a step, so no block is lost between choices;
-// the term token_step - 1 pays for that. A block that only partly lies in the sinks or the tail may be chosen; its rows
-// are never attended twice.
+// While a choice is reused its tail keeps its beginning and grows by one row a step, so no block is lost between
+// choices; the term token_step - 1 pays for that. A block that only partly lies in the sinks or the tail may be chosen;
+// its rows are never attended twice.
 #pragma once
 
 #include <cstdint>
@@ -70,11 +70,11 @@ class Selector {
   struct Owner {
     int first_query = 0;
     int n_q = 0;
-    int mask = 0;                      // which vote applies
-    std::vector<RowRange> candidates;  // block ranges to score
+    int mask = 0;                        // which vote applies
+    std::vector<RowRange> candidates{};  // block ranges to score
     int64_t n_candidates = 0;
-    std::vector<uint64_t> keys;
-    std::vector<int64_t> picked;
+    std::vector<uint64_t> keys{};
+    std::vector<int64_t> picked{};
   };
   struct LayerState {
     std::unique_ptr<BlockIndex> fine;
@@ -105,8 +105,8 @@ class Selector {
   SelectSpec select_;
   IndexSpec index_;
   std::vector<LayerPlan> plans_;
-  float query_scale_ = 1.0f;    // folded into q: softmax scale times sqrt(dim_k)
-  float softmax_scale_ = 1.0f;  // of a score against such a q
+  float query_scale_ = 1.0f;     // folded into q: softmax scale times sqrt(dim_k)
+  float softmax_scale_ = 1.0f;   // of a score against such a q
   int64_t attention_bytes_ = 0;  // K and V of `budget` rows of one KV head
   int64_t coarse_factor_ = 1;
   std::vector<LayerState> states_;  // [layers]
