@@ -62,14 +62,31 @@ class Recording:
         np.concatenate(self.rows).astype("<f4").tofile(HERE / f"{self.name}.bin")
 
 
-def greedy(model, prompt, steps):
-    """Greedy text with the cache in use, and how clear every choice was."""
-    ids, gaps = [], []
+def greedy(model, prompts, steps):
+    """Greedy text of several prompts, and how clear every choice was.
+
+    The texts are found together, left-padded to one length, with a cache. The choices and gaps recorded are those of
+    one plain forward pass over each whole text, without padding; where the two disagree the recording is refused.
+    """
+    width = max(len(p) for p in prompts)
+    ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    chosen = []
     with torch.no_grad():
-        out = model(torch.tensor([prompt]), use_cache=True)
+        out = model(ids, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0), use_cache=True)
         for _ in range(steps):
-            two = torch.topk(out.logits[0, -1], 2)
-            ids.append(int(two.indices[0]))
-            gaps.append(round(float(two.values[0] - two.values[1]), 6))
-            out = model(torch.tensor([[ids[-1]]]), past_key_values=out.past_key_values, use_cache=True)
-    return {"prompt": [int(i) for i in prompt], "continuation": ids, "gap": gaps}
+            chosen.append(out.logits[:, -1].argmax(-1))
+            mask = torch.cat([mask, torch.ones(len(prompts), 1, dtype=mask.dtype)], dim=1)
+            out = model(chosen[-1][:, None], attention_mask=mask, position_ids=mask.sum(-1, keepdim=True) - 1,
+                        past_key_values=out.past_key_values, use_cache=True)
+    texts = []
+    for row, prompt in enumerate(prompts):
+        continuation = [int(c[row]) for c in chosen]
+        with torch.no_grad():
+            logits = model(torch.tensor([list(prompt) + continuation])).logits[0, len(prompt) - 1:-1]
+        two = torch.topk(logits, 2, dim=-1)
+        if two.indices[:, 0].tolist() != continuation:
+            raise SystemExit(f"prompt {row}: padded and plain computation choose different tokens")
+        gaps = [round(float(g), 6) for g in (two.values[:, 0] - two.values[:, 1])]
+        texts.append({"prompt": [int(i) for i in prompt], "continuation": continuation, "gap": gaps})
+    return texts
