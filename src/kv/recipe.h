@@ -59,21 +59,41 @@ struct KeepSpec {
 };
 
 struct Recipe {
-  std::string name;  // preset or "custom"
+  std::string name = "custom";  // preset, name in a file, or "custom": a label
   KeepSpec keep;
   IndexSpec index;
   SelectSpec select;
   KvTypes store;
+  // What a documented rule decided where the text left it open (a local window scaled to a small budget). To be
+  // printed.
+  std::vector<std::string> notes;
+
   std::string canonical() const;  // parses back to an equal recipe
+};
+// Equal settings; name and notes are not compared.
+bool operator==(const Recipe& a, const Recipe& b);
+
+// A long-context configuration of KTransformers: the recipe and what is not part of one.
+struct KTransformersConfig {
+  Recipe recipe;
+  int64_t max_seq_len = 0;  // tokens that the sequence may reach
+  int64_t chunk_size = 0;   // prompt tokens that pass a layer together
+  int threads = 0;          // 0: not given
 };
 
 // `text`: "quest", "quest:block=16,budget=1024", "index=minmax(block=16) + select=topk(budget=1024) + store=q8_0", ...
 // Errors: kInvalidArgument with the position and what is allowed there; illegal combinations name the nearest legal
 // one.
 Result<Recipe> parse_recipe(std::string_view text);
-// A recipe in YAML (recipes/*.yaml), and a KTransformers long-context config.yaml.
+// A recipe in YAML (recipes/*.yaml). Errors give line and column.
 Result<Recipe> parse_recipe_yaml(std::string_view yaml);
-Result<Recipe> parse_ktransformers_yaml(std::string_view yaml);
+// A recipe string, or the path of a YAML file (it contains '/' or ends in .yaml or .yml). Errors: also kIo.
+Result<Recipe> load_recipe(const std::string& text_or_path);
+// The section long_context of KTransformers' config.yaml. Every key counts: an unknown one is an error.
+Result<KTransformersConfig> parse_ktransformers_yaml(std::string_view yaml);
+Result<KTransformersConfig> load_ktransformers_yaml(const std::string& path);
+
+// Errors: kInvalidArgument; names the nearest legal recipe. Parsed recipes have passed.
 Status validate_recipe(const Recipe& recipe);
 const std::vector<std::string>& recipe_presets();
 

@@ -1,0 +1,210 @@
+#include "kv/recipe.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "kv/recipe_fields.h"
+#include "kv/recipe_parts.h"
+#include "kv/recipe_words.h"
+
+namespace longkv {
+namespace {
+
+Recipe parsed(const std::string& text) {
+  Result<Recipe> r = parse_recipe(text);
+  EXPECT_TRUE(r.ok()) << text << ": " << r.status().message();
+  return r.ok() ? *r : Recipe{};
+}
+
+// The message of the refusal, which must contain every part.
+void expect_refused(const std::string& text, const std::vector<std::string>& parts) {
+  Result<Recipe> r = parse_recipe(text);
+  ASSERT_FALSE(r.ok()) << text << " gave " << r->canonical();
+  EXPECT_EQ(r.status().code(), Code::kInvalidArgument);
+  for (const std::string& part : parts) {
+    EXPECT_NE(r.status().message().find(part), std::string::npos)
+        << text << "\n  message: " << r.status().message() << "\n  lacks: " << part;
+  }
+}
+
+TEST(Recipe, PresetsHaveThePublishedValues) {
+  EXPECT_EQ(parsed("full").canonical(), "select=all + store=f16");
+  EXPECT_EQ(parsed("streaming").canonical(), "keep=streaming(sink=4,window=2044) + select=all + store=f16");
+  EXPECT_EQ(parsed("quest").canonical(),
+            "index=minmax(block=16) + select=topk(budget=1024,sink=0,local=0,dense_layers=2) + store=f16");
+  EXPECT_EQ(parsed("infllm").canonical(),
+            "index=dynamic(block=128,reps=4) + select=topk(budget=6272,sink=128,local=4096,heads=shared) + store=f16");
+  EXPECT_EQ(parsed("ktransformers").canonical(),
+            "index=dynamic(block=128,reps=1) + select=topk(budget=16512,sink=128,local=4096,heads=shared) + store=f16");
+  EXPECT_EQ(parsed("ktransformers-preselect").canonical(),
+            "index=dynamic(block=128,reps=1) + select=topk(budget=8320,sink=128,local=4096,heads=shared,"
+            "dense_layers=2,preselect=32) + store=f16");
+  EXPECT_EQ(recipe_presets().size(), 6u);
+  for (const std::string& name : recipe_presets()) {
+    EXPECT_EQ(parsed(name).name, name);
+    EXPECT_TRUE(parsed(name).notes.empty()) << name;
+  }
+}
+
+TEST(Recipe, OverridesStagesAndBlanks) {
+  const Recipe quest = parsed("quest:block=32,budget=2K,store=q8_0");
+  EXPECT_EQ(quest.index.block, 32);
+  EXPECT_EQ(quest.select.budget, 2048);
+  EXPECT_EQ(quest.select.dense_layers, 2);
+  EXPECT_EQ(quest.store.k, KvType::kQ8_0);
+  EXPECT_EQ(quest.name, "quest:block=32,budget=2K,store=q8_0");
+
+  const Recipe joined = parsed("  quest\t+store ( k = q8_0 , v = f16 )");
+  EXPECT_EQ(joined.store.k, KvType::kQ8_0);
+  EXPECT_EQ(joined.store.v, KvType::kF16);
+  EXPECT_EQ(joined.index.kind, IndexKind::kMinMax);
+
+  const Recipe custom =
+      parsed("index=bits(block=16,rotate=false) + select=topk(budget=1M,heads=query,aggregate=softmax)");
+  EXPECT_EQ(custom.name, "custom");
+  EXPECT_FALSE(custom.index.rotate);
+  EXPECT_EQ(custom.select.budget, 1 << 20);
+  EXPECT_EQ(custom.select.heads, SelectHeads::kPerQueryHead);
+  EXPECT_EQ(custom.select.aggregate, Aggregate::kSoftmaxSum);
+  EXPECT_EQ(custom.store.k, KvType::kF16);
+
+  EXPECT_EQ(parsed("streaming:budget=4K").keep.window, 4096 - 4);
+  EXPECT_EQ(parsed("prefill=dense+keep=all+tail=none+place=cpu"), parsed("full"));
+  EXPECT_FALSE(parsed("full") == parsed("full:store=q4_0"));
+}
+
+TEST(Recipe, ASmallBudgetScalesThePublishedWindow) {
+  const Recipe r = parsed("ktransformers:budget=2048");
+  EXPECT_EQ(r.select.budget, 2048);
+  EXPECT_EQ(r.select.sink, 128);
+  EXPECT_EQ(r.select.local, 512);  // 2048 * 4096 / 16512 = 508, in blocks of 128
+  ASSERT_EQ(r.notes.size(), 1u);
+  EXPECT_NE(r.notes[0].find("local=512"), std::string::npos);
+  // A window that fits is left alone, and one that the user gave is never changed.
+  EXPECT_EQ(parsed("ktransformers:budget=8K").select.local, 4096);
+  EXPECT_TRUE(parsed("ktransformers:budget=8K").notes.empty());
+  EXPECT_EQ(parsed("ktransformers:budget=2K,local=1K").select.local, 1024);
+  expect_refused("ktransformers:budget=2K,local=4K",
+                 {"budget=2048 holds no block of 128", "nearest legal: budget=4479"});
+  // The initial tokens follow the block.
+  const Recipe bits = parsed("ktransformers:index=bits,block=16,budget=2K");
+  EXPECT_EQ(bits.select.sink, 64);
+  EXPECT_EQ(bits.select.local, 512);
+  EXPECT_EQ(bits.index.kind, IndexKind::kBits);
+  const Recipe pre = parsed("ktransformers-preselect:block=16,budget=2K");
+  EXPECT_EQ(pre.select.preselect, 256);
+  // The order of overrides does not matter.
+  EXPECT_EQ(parsed("ktransformers:block=16,budget=2K,reps=3,index=fixed"),
+            parsed("ktransformers:index=fixed,reps=3,budget=2K,block=16"));
+}
+
+TEST(Recipe, SmallestLegalBudgetIsLegal) {
+  for (const char* name : {"quest", "infllm", "ktransformers", "ktransformers-preselect"}) {
+    const Result<Recipe> refused = parse_recipe(std::string(name) + ":sink=100,local=1000,token_step=5,budget=1");
+    ASSERT_FALSE(refused.ok());
+    const std::string message = refused.status().message();
+    const size_t at = message.find("nearest legal: budget=");
+    ASSERT_NE(at, std::string::npos) << message;
+    const int64_t budget = std::stoll(message.substr(at + 22));
+    const std::string head = std::string(name) + ":sink=100,local=1000,token_step=5,budget=";
+    EXPECT_TRUE(parse_recipe(head + std::to_string(budget)).ok());
+    EXPECT_FALSE(parse_recipe(head + std::to_string(budget - 1)).ok());
+  }
+}
+
+TEST(Recipe, MistakesAreNamedWithPositionAndHelp) {
+  expect_refused("", {"position 1", "a preset or a stage"});
+  expect_refused("quset", {"position 1", "unknown preset 'quset'", "ktransformers-preselect", "did you mean 'quest'?"});
+  expect_refused("quest:bugdet=3", {"position 7", "bugdet", "did you mean 'budget'?", "dense_layers"});
+  expect_refused("quest:budget=lots", {"position 14", "budget='lots'", "whole number"});
+  expect_refused("quest:budget=99999999999999999999G", {"out of range"});
+  expect_refused("quest:budget=9999999999G", {"out of range"});
+  expect_refused("quest:budget=-5", {"is no number"});
+  expect_refused("quest:budget=0", {"out of range"});
+  expect_refused("quest:budget", {"position 13", "'='"});
+  expect_refused("quest:", {"position 7", "a parameter"});
+  expect_refused("quest:budget=1K,budget=2K", {"'budget' is given twice"});
+  expect_refused("quest=16", {"is a preset", "colon"});
+  expect_refused("index:block=3", {"is a stage, not a preset"});
+  expect_refused("index", {"is a stage, not a preset"});
+  expect_refused("index=minmx", {"position 7", "did you mean 'minmax'?"});
+  expect_refused("indx=minmax", {"unknown stage 'indx'", "did you mean 'index'?"});
+  expect_refused("index(block=16)", {"needs a choice"});
+  expect_refused("index=minmax(reps=2)+select=topk", {"unknown parameter of index=minmax 'reps'", "block, coarse"});
+  expect_refused("select=all(budget=3)", {"select=all takes no parameters"});
+  expect_refused("index=minmax(block=16", {"ends where ',' or ')' is expected"});
+  expect_refused("quest + ", {"ends where a preset or a stage is expected"});
+  expect_refused("quest ? full", {"position 7", "found '?'"});
+  expect_refused("quest\x01", {"byte 0x01"});
+  expect_refused("store=f8", {"unknown choice of store"});
+  expect_refused("quest:heads=all", {"value of heads", "kv, shared, query"});
+  expect_refused("full:budget=2K", {"unknown parameter of full 'budget'", "store"});
+  expect_refused(std::string(5000, 'a'), {"too long"});
+  std::string many = "quest";
+  for (int i = 0; i < 20; ++i) many += "+quest";
+  expect_refused(many, {"at most 16 parts"});
+}
+
+TEST(Recipe, WordsOfLaterVersionsAreKnown) {
+  expect_refused("snapkv", {"known but not in this version", "ktransformers-preselect"});
+  expect_refused("keep=h2o", {"known but not in this version", "streaming"});
+  expect_refused("store=kivi2", {"known but not in this version", "q4_0"});
+  expect_refused("place=hybrid", {"known but not in this version", "place=cpu"});
+  expect_refused("prefill=flex", {"known but not in this version", "prefill=dense"});
+}
+
+TEST(Recipe, IllegalCombinationsNameTheNearestLegalOne) {
+  expect_refused("select=topk(budget=1K)", {"needs an index", "index=minmax(block=16)"});
+  expect_refused("index=minmax", {"never read", "select=topk"});
+  expect_refused("keep=streaming + index=minmax + select=topk", {"nothing to choose", "keep=streaming(sink=4"});
+  expect_refused("quest+infllm", {"'infllm' sets the stage 'keep', which 'quest' (position 1) has set"});
+  expect_refused("quest+select=topk(budget=2K)", {"sets the stage 'select'", "quest:budget=2K"});
+  expect_refused("store=f16+store=q8_0", {"sets the stage 'store'"});
+  expect_refused("index=fixed(block=4,reps=8)+select=topk", {"reps=8 exceeds block=4", "nearest legal: reps=4"});
+  expect_refused("quest:preselect=9,preselect_kernel=8", {"no middle", "9"});
+}
+
+// Random legal and illegal recipes built from the table of fields.
+TEST(Recipe, CanonicalStringsParseBackEqual) {
+  std::mt19937 random(11);
+  const auto below = [&](int64_t n) { return int64_t(random() % uint64_t(n)); };
+  int legal = 0;
+  for (int i = 0; i < 20000; ++i) {
+    Recipe r;
+    for (RecipeStage stage : {RecipeStage::kKeep, RecipeStage::kIndex, RecipeStage::kSelect, RecipeStage::kStore}) {
+      const auto& choices = recipe_stage(stage).choices;
+      const std::string choice = choices[size_t(below(int64_t(choices.size())))];
+      set_stage_choice(stage, choice, r);
+      for (const RecipeField& f : recipe_fields()) {
+        if (f.stage != stage || find_field(stage, choice, f.key) == nullptr || below(2) == 0) continue;
+        const int64_t span = f.max - f.min + 1;
+        f.set(r, f.min + (below(2) == 0 ? below(std::min<int64_t>(span, 200)) : below(span)));
+      }
+    }
+    if (!validate_recipe(r).ok()) continue;
+    ++legal;
+    const std::string text = r.canonical();
+    const Result<Recipe> back = parse_recipe(text);
+    ASSERT_TRUE(back.ok()) << text << ": " << back.status().message();
+    EXPECT_TRUE(*back == r) << text << "\n" << back->canonical();
+    for (const RecipeField& f : recipe_fields()) {
+      if (find_field(f.stage, stage_choice(r, f.stage), f.key) == &f) {
+        ASSERT_EQ(f.get(*back), f.get(r)) << f.key << " of " << text;
+      }
+    }
+  }
+  EXPECT_GT(legal, 500);
+}
+
+TEST(RecipeWords, NearestWord) {
+  const std::vector<std::string> words{"budget", "block", "local"};
+  EXPECT_EQ(nearest_word("bugdet", words), "budget");
+  EXPECT_EQ(nearest_word("BLOCK", words), "block");
+  EXPECT_EQ(nearest_word("lcal", words), "local");
+  EXPECT_EQ(nearest_word("zebra", words), "");
+  EXPECT_EQ(nearest_word(std::string(10000, 'x'), words), "");
+}
+
+}  // namespace
+}  // namespace longkv
