@@ -24,6 +24,10 @@ inline __m256i broadcast32(const void* p) {
   return _mm256_set1_epi32(bits);
 }
 
+// Ends the computation of a and b here. GCC otherwise gathers the products of all tokens before it adds them, needs more
+// registers than there are and spills sums in the inner loop (measured: half the speed).
+inline void settle(__m256i& a, __m256i& b) { asm volatile("" : "+x"(a), "+x"(b)); }
+
 // rows[r] holds eight 32-bit elements of row r; afterwards rows[i] holds element i of the eight rows.
 inline void transpose8x8(__m256i rows[8]) {
   __m256i a[8], b[8];
@@ -67,6 +71,7 @@ struct Avx2Interleave {
 // Per lane: 16-bit sums of u * q over `quads` steps of four columns, started with `start`.
 template <int T>
 inline void accumulate_bytes(const uint8_t* w, const int8_t* q, int64_t q_stride, int quads, __m256i (&s)[T][2]) {
+#pragma GCC unroll 8
   for (int i = 0; i < quads; ++i) {
     const __m256i w0 = load(w + i * 64), w1 = load(w + i * 64 + 32);
 #pragma GCC unroll 6
@@ -74,6 +79,7 @@ inline void accumulate_bytes(const uint8_t* w, const int8_t* q, int64_t q_stride
       const __m256i x = broadcast32(q + t * q_stride + 4 * i);
       s[t][0] = _mm256_add_epi16(s[t][0], _mm256_maddubs_epi16(w0, x));
       s[t][1] = _mm256_add_epi16(s[t][1], _mm256_maddubs_epi16(w1, x));
+      settle(s[t][0], s[t][1]);
     }
   }
 }
@@ -94,6 +100,7 @@ inline void group_dots(const Int8Tile& a, int64_t t0, int64_t g, __m256i (&s)[T]
     const uint8_t* w = a.panel.levels + g * 32 * kTileRows * 2;
     const int16_t* q = a.q16 + t0 * a.q_stride + 32 * g;
     load_start<T>(nullptr, 0, s);
+#pragma GCC unroll 4
     for (int i = 0; i < 16; ++i) {
       const __m256i w0 = load(w + i * 64), w1 = load(w + i * 64 + 32);
 #pragma GCC unroll 6
@@ -101,6 +108,7 @@ inline void group_dots(const Int8Tile& a, int64_t t0, int64_t g, __m256i (&s)[T]
         const __m256i x = broadcast32(q + t * a.q_stride + 2 * i);
         s[t][0] = _mm256_add_epi32(s[t][0], _mm256_madd_epi16(w0, x));
         s[t][1] = _mm256_add_epi32(s[t][1], _mm256_madd_epi16(w1, x));
+        settle(s[t][0], s[t][1]);
       }
     }
   } else if constexpr (form == PanelForm::kGroup32) {
@@ -138,7 +146,10 @@ inline void group_dots(const Int8Tile& a, int64_t t0, int64_t g, __m256i (&s)[T]
 
 template <PanelForm form, bool zero, int offsets, int T>
 void multiply_tokens(const Int8Tile& a, int64_t t0) {
-  alignas(32) float acc[T][kTileRows];
+  // fp32 sums live in memory: registers are needed for the integer ones, and these are touched once per group.
+  alignas(32) float sums[T][kTileRows];
+  float(*acc)[kTileRows] = sums;
+  asm volatile("" : "+r"(acc) : : "memory");
   for (int t = 0; t < T; ++t) {
     const float* y = a.y + (t0 + t) * a.y_stride;
     for (int v = 0; v < 2; ++v) {
