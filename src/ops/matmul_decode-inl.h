@@ -28,11 +28,49 @@ struct BlockScales {
   int16_t scale16[16];  // per 16 values; kGroup16
 };
 
+// u[i] = levels of the low nibbles of qs[0 .. n), u[n + i] of the high ones; n is 16, 32 or 64. A level is the nibble
+// itself or, with a codebook, kIq4Values of it. Stores are as wide as the loads that follow them.
+template <int n, bool codebook = false>
 inline void unpack_nibbles(const uint8_t* qs, uint8_t* u) {
-  for (int i = 0; i < 16; ++i) {
-    u[i] = qs[i] & 15;
-    u[i + 16] = qs[i] >> 4;
+#if defined(__AVX2__)
+  const __m256i mask = _mm256_set1_epi8(15);
+  const auto finish = [&](__m256i levels, uint8_t* out) {
+    levels = _mm256_and_si256(levels, mask);
+    if constexpr (codebook) {
+      const __m128i table = _mm_load_si128(reinterpret_cast<const __m128i*>(kIq4Values));
+      levels = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), levels);
+    }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), levels);
+  };
+  if constexpr (n == 16) {
+    const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(qs));
+    finish(_mm256_set_m128i(_mm_srli_epi16(packed, 4), packed), u);
+  } else {
+    for (int i = 0; i < n; i += 32) {
+      const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(qs + i));
+      finish(packed, u + i);
+      finish(_mm256_srli_epi16(packed, 4), u + n + i);
+    }
   }
+#else
+  for (int i = 0; i < n; ++i) {
+    u[i] = codebook ? uint8_t(kIq4Values[qs[i] & 15]) : uint8_t(qs[i] & 15);
+    u[n + i] = codebook ? uint8_t(kIq4Values[qs[i] >> 4]) : uint8_t(qs[i] >> 4);
+  }
+#endif
+}
+
+// u[i] |= (bits `shift` .. of from[i], cut by `mask`) << left, for 32 values.
+inline void add_bits(const uint8_t* from, int shift, int mask, int left, uint8_t* u) {
+#if defined(__AVX2__)
+  // Shifts of 16-bit lanes: bits that cross a byte border are cut by the mask.
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  const __m256i kept = _mm256_and_si256(_mm256_srli_epi16(bits, shift), _mm256_set1_epi8(char(mask)));
+  __m256i* out = reinterpret_cast<__m256i*>(u);
+  _mm256_storeu_si256(out, _mm256_or_si256(_mm256_loadu_si256(out), _mm256_slli_epi16(kept, left)));
+#else
+  for (int i = 0; i < 32; ++i) u[i] = uint8_t(u[i] | (((from[i] >> shift) & mask) << left));
+#endif
 }
 
 // Value i gets bit i of qh as its fifth bit.
@@ -61,7 +99,7 @@ struct Decoder<TensorType::kQ4_0> {
   using Block = BlockQ4_0;
   static constexpr PanelType kType{PanelForm::kGroup32, 8, 0, 32};
   static void decode(const Block& b, uint8_t* u, BlockScales& s) {
-    unpack_nibbles(b.qs, u);
+    unpack_nibbles<16>(b.qs, u);
     s.scale[0] = half_to_float(b.d);
   }
 };
@@ -71,7 +109,7 @@ struct Decoder<TensorType::kQ4_1> {
   using Block = BlockQ4_1;
   static constexpr PanelType kType{PanelForm::kGroup32, 0, 32, 32};
   static void decode(const Block& b, uint8_t* u, BlockScales& s) {
-    unpack_nibbles(b.qs, u);
+    unpack_nibbles<16>(b.qs, u);
     s.scale[0] = half_to_float(b.d);
     s.offset[0] = half_to_float(b.m);
   }
@@ -82,7 +120,7 @@ struct Decoder<TensorType::kQ5_0> {
   using Block = BlockQ5_0;
   static constexpr PanelType kType{PanelForm::kGroup32, 16, 0, 32};
   static void decode(const Block& b, uint8_t* u, BlockScales& s) {
-    unpack_nibbles(b.qs, u);
+    unpack_nibbles<16>(b.qs, u);
     add_fifth_bits(b.qh, u);
     s.scale[0] = half_to_float(b.d);
   }
@@ -94,7 +132,7 @@ struct Decoder<TensorType::kQ5_1> {
   using Block = BlockQ5_1;
   static constexpr PanelType kType{PanelForm::kGroup32, 16, 32, 32};
   static void decode(const Block& b, uint8_t* u, BlockScales& s) {
-    unpack_nibbles(b.qs, u);
+    unpack_nibbles<16>(b.qs, u);
     add_fifth_bits(b.qh, u);
     s.scale[0] = half_to_float(b.d);
     s.offset[0] = half_to_float(b.m) + 16.0f * s.scale[0];
@@ -111,28 +149,12 @@ struct Decoder<TensorType::kQ8_0> {
   }
 };
 
-inline void unpack_codebook(const uint8_t* qs, uint8_t* u) {
-#if defined(__AVX2__)
-  const __m128i table = _mm_load_si128(reinterpret_cast<const __m128i*>(kIq4Values));
-  const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(qs));
-  const __m128i mask = _mm_set1_epi8(15);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(u), _mm_shuffle_epi8(table, _mm_and_si128(packed, mask)));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(u + 16),
-                   _mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(packed, 4), mask)));
-#else
-  for (int i = 0; i < 16; ++i) {
-    u[i] = uint8_t(kIq4Values[qs[i] & 15]);
-    u[i + 16] = uint8_t(kIq4Values[qs[i] >> 4]);
-  }
-#endif
-}
-
 template <>
 struct Decoder<TensorType::kIQ4_NL> {
   using Block = BlockIQ4_NL;
   static constexpr PanelType kType{PanelForm::kByte, 0, 0, 32};
   static void decode(const Block& b, uint8_t* u, BlockScales& s) {
-    unpack_codebook(b.qs, u);
+    unpack_nibbles<16, true>(b.qs, u);
     s.scale[0] = half_to_float(b.d);
   }
 };
@@ -146,7 +168,7 @@ struct Decoder<TensorType::kIQ4_XS> {
     unpack_iq4_xs_scales(b, scale);
     const float d = half_to_float(b.d);
     for (int g = 0; g < 8; ++g) {
-      unpack_codebook(b.qs + 16 * g, u + 32 * g);
+      unpack_nibbles<16, true>(b.qs + 16 * g, u + 32 * g);
       s.scale[g] = d * float(scale[g]);
     }
   }
@@ -157,11 +179,8 @@ struct Decoder<TensorType::kQ2_K> {
   using Block = BlockQ2_K;
   static constexpr PanelType kType{PanelForm::kGroup16, 0, 16, 256};
   static void decode(const Block& b, uint8_t* u, BlockScales& s) {
-    for (int h = 0; h < 2; ++h) {
-      for (int part = 0; part < 4; ++part) {
-        for (int l = 0; l < 32; ++l) u[128 * h + 32 * part + l] = (b.qs[32 * h + l] >> (2 * part)) & 3;
-      }
-    }
+    std::memset(u, 0, kSuperBlock);
+    for (int i = 0; i < 8; ++i) add_bits(b.qs + 32 * (i / 4), 2 * (i % 4), 3, 0, u + 32 * i);
     const float d = half_to_float(b.d), dmin = half_to_float(b.dmin);
     for (int g = 0; g < 8; ++g) s.scale[g] = d;
     for (int g = 0; g < 16; ++g) {
@@ -176,14 +195,10 @@ struct Decoder<TensorType::kQ3_K> {
   using Block = BlockQ3_K;
   static constexpr PanelType kType{PanelForm::kGroup16, 4, 0, 256};
   static void decode(const Block& b, uint8_t* u, BlockScales& s) {
-    for (int h = 0; h < 2; ++h) {
-      for (int part = 0; part < 4; ++part) {
-        for (int l = 0; l < 32; ++l) {
-          const int low = (b.qs[32 * h + l] >> (2 * part)) & 3;
-          const int high = (b.hmask[l] >> (4 * h + part)) & 1;
-          u[128 * h + 32 * part + l] = uint8_t(low | (high << 2));
-        }
-      }
+    std::memset(u, 0, kSuperBlock);
+    for (int i = 0; i < 8; ++i) {
+      add_bits(b.qs + 32 * (i / 4), 2 * (i % 4), 3, 0, u + 32 * i);
+      add_bits(b.hmask, i, 1, 2, u + 32 * i);
     }
     int8_t scale[16];
     unpack_q3_K_scales(b.scales, scale);
@@ -198,12 +213,7 @@ struct Decoder<TensorType::kQ4_K> {
   using Block = BlockQ4_K;
   static constexpr PanelType kType{PanelForm::kGroup32, 0, 32, 256};
   static void decode(const Block& b, uint8_t* u, BlockScales& s) {
-    for (int c = 0; c < 4; ++c) {
-      for (int l = 0; l < 32; ++l) {
-        u[64 * c + l] = b.qs[32 * c + l] & 15;
-        u[64 * c + 32 + l] = b.qs[32 * c + l] >> 4;
-      }
-    }
+    for (int c = 0; c < 4; ++c) unpack_nibbles<32>(b.qs + 32 * c, u + 64 * c);
     uint8_t scale[8], min[8];
     unpack_q4_K_scales(b.scales, scale, min);
     const float d = half_to_float(b.d), dmin = half_to_float(b.dmin);
@@ -219,12 +229,8 @@ struct Decoder<TensorType::kQ5_K> {
   using Block = BlockQ5_K;
   static constexpr PanelType kType{PanelForm::kGroup32, 16, 32, 256};
   static void decode(const Block& b, uint8_t* u, BlockScales& s) {
-    for (int c = 0; c < 4; ++c) {
-      for (int l = 0; l < 32; ++l) {
-        u[64 * c + l] = uint8_t((b.qs[32 * c + l] & 15) | (((b.qh[l] >> (2 * c)) & 1) << 4));
-        u[64 * c + 32 + l] = uint8_t((b.qs[32 * c + l] >> 4) | (((b.qh[l] >> (2 * c + 1)) & 1) << 4));
-      }
-    }
+    for (int c = 0; c < 4; ++c) unpack_nibbles<32>(b.qs + 32 * c, u + 64 * c);
+    for (int g = 0; g < 8; ++g) add_bits(b.qh, g, 1, 4, u + 32 * g);
     uint8_t scale[8], min[8];
     unpack_q4_K_scales(b.scales, scale, min);
     const float d = half_to_float(b.d), dmin = half_to_float(b.dmin);
@@ -240,16 +246,8 @@ struct Decoder<TensorType::kQ6_K> {
   using Block = BlockQ6_K;
   static constexpr PanelType kType{PanelForm::kGroup16, 32, 0, 256};
   static void decode(const Block& b, uint8_t* u, BlockScales& s) {
-    for (int h = 0; h < 2; ++h) {
-      for (int part = 0; part < 4; ++part) {
-        const uint8_t* low = b.ql + 64 * h + 32 * (part & 1);
-        const int low_shift = part < 2 ? 0 : 4;
-        for (int l = 0; l < 32; ++l) {
-          const int high = (b.qh[32 * h + l] >> (2 * part)) & 3;
-          u[128 * h + 32 * part + l] = uint8_t(((low[l] >> low_shift) & 15) | (high << 4));
-        }
-      }
-    }
+    for (int h = 0; h < 2; ++h) unpack_nibbles<64>(b.ql + 64 * h, u + 128 * h);
+    for (int i = 0; i < 8; ++i) add_bits(b.qh + 32 * (i / 4), 2 * (i % 4), 3, 4, u + 32 * i);
     const float d = half_to_float(b.d);
     for (int g = 0; g < 8; ++g) s.scale[g] = d;
     for (int g = 0; g < 16; ++g) s.scale16[g] = b.scales[g];
