@@ -1,0 +1,104 @@
+// longkv tokenize: the ids of a text, as a model file's vocabulary gives them.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "apps/cli/commands.h"
+#include "base/mapped_file.h"
+#include "gguf/gguf.h"
+#include "tokenizer/tokenizer.h"
+#include "tokenizer/unicode.h"
+
+namespace longkv::cli {
+
+namespace {
+
+struct Options {
+  std::string model;
+  std::string file;
+  std::string prompt;
+  std::string override_pre;
+  bool ids = false;
+  bool no_bos = false;
+  bool no_parse_special = false;
+  bool json = false;
+};
+
+// Printable form of a piece: valid UTF-8, control bytes and invalid bytes as \n, \t or \xAB.
+std::string escape(std::string_view piece) {
+  std::string out;
+  for (size_t pos = 0; pos < piece.size();) {
+    const Utf8Char c = decode_utf8(piece.data() + pos, piece.size() - pos);
+    if (!c.valid || c.code < 0x20 || c.code == 0x7F) {
+      const auto byte = static_cast<uint8_t>(piece[pos]);
+      out += byte == '\n' ? "\\n" : byte == '\t' ? "\\t" : fmt::format("\\x{:02X}", byte);
+    } else {
+      out.append(piece, pos, c.length);
+    }
+    pos += c.length;
+  }
+  return out;
+}
+
+void print(const Tokenizer& tokenizer, const std::vector<int32_t>& ids, const Options& options) {
+  if (options.json) {
+    nlohmann::json out;
+    out["n_tokens"] = ids.size();
+    out["fingerprint"] = fmt::format("{:016x}", tokenizer.fingerprint());
+    out["ids"] = ids;
+    if (!options.ids) {
+      out["pieces"] = nlohmann::json::array();
+      for (const int32_t id : ids) out["pieces"].push_back(escape(tokenizer.piece(id)));
+    }
+    fmt::print("{}\n", out.dump());
+    return;
+  }
+  if (!options.ids) {
+    for (const int32_t id : ids) fmt::print("{:8} '{}'\n", id, escape(tokenizer.piece(id)));
+    return;
+  }
+  fmt::print("{}\n", fmt::join(ids, " "));
+}
+
+Status run(const Options& options) {
+  LONGKV_ASSIGN(const GgufFile model, GgufFile::open(options.model));
+  LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(model.metadata(), options.override_pre));
+  MappedFile file;
+  std::string_view text = options.prompt;
+  if (!options.file.empty()) {
+    LONGKV_ASSIGN(file, MappedFile::open(options.file));
+    text = {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+  }
+  LONGKV_ASSIGN(const auto ids, tokenizer.encode(text, !options.no_bos, !options.no_parse_special));
+  print(tokenizer, ids, options);
+  return {};
+}
+
+}  // namespace
+
+void add_tokenize(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("tokenize", "Print the token ids of a text");
+  command->add_option("-m,--model", options->model, "model file (GGUF); its vocabulary suffices")->required();
+  auto* input = command->add_option_group("input");
+  input->add_option("-f,--file", options->file, "file with the text");
+  input->add_option("-p,--prompt", options->prompt, "the text itself");
+  input->require_option(1);
+  command->add_flag("--ids", options->ids, "only the ids, separated by blanks");
+  command->add_flag("--no-bos", options->no_bos, "add no BOS or EOS token");
+  command->add_flag("--no-parse-special", options->no_parse_special, "read control tokens in the text as plain text");
+  command->add_flag("--json", options->json, "one JSON object");
+  command->add_option("--override-pre", options->override_pre, "pre-tokenizer to use instead of the file's");
+  command->callback([options, &exit_code] {
+    const Status status = run(*options);
+    if (status.ok()) return;
+    fmt::print(stderr, "error: {}\n", status.message());
+    exit_code = status.code() == Code::kInvalidArgument ? 2 : 1;
+  });
+}
+
+}  // namespace longkv::cli
