@@ -145,11 +145,10 @@ inline void group_dots(const Int8Tile& a, int64_t t0, int64_t g, __m256i (&s)[T]
 }
 
 template <PanelForm form, bool zero, int offsets, int T>
-void multiply_tokens(const Int8Tile& a, int64_t t0) {
+void multiply_tokens(const Int8Tile& tile, int64_t t0) {
+  const Int8Tile a = tile;  // a copy that no store can alias
   // fp32 sums live in memory: registers are needed for the integer ones, and these are touched once per group.
-  alignas(32) float sums[T][kTileRows];
-  float(*acc)[kTileRows] = sums;
-  asm volatile("" : "+r"(acc) : : "memory");
+  alignas(32) float acc[T][kTileRows];
   for (int t = 0; t < T; ++t) {
     const float* y = a.y + (t0 + t) * a.y_stride;
     for (int v = 0; v < 2; ++v) {
@@ -161,6 +160,7 @@ void multiply_tokens(const Int8Tile& a, int64_t t0) {
   for (int64_t g = 0; g < a.groups; ++g) {
     __m256i s[T][2];
     group_dots<form, zero, T>(a, t0, g, s);
+    asm volatile("" : : "r"(acc) : "memory");  // or GCC keeps a second copy of acc among its spills
     const __m256 scale0 = _mm256_loadu_ps(a.panel.scale + g * kTileRows);
     const __m256 scale1 = _mm256_loadu_ps(a.panel.scale + g * kTileRows + 8);
 #pragma GCC unroll 6
