@@ -167,7 +167,7 @@ run_tidy() {
 }
 
 tidy_files() {
-  local out=$LOGS/tidy.findings rc=0 seconds=${CHECK_TIDY_SECONDS:-240}
+  local out=$LOGS/tidy.findings rc=0 seconds=${CHECK_TIDY_SECONDS:-150}
   printf '%s\n' "$@" | timeout "$seconds" xargs -P "$JOBS" -n 1 clang-tidy -p build/fuzz --quiet --warnings-as-errors='*' \
     >"$out" 2>/dev/null || rc=$?
   cat "$out"
