@@ -12,6 +12,32 @@ namespace longkv {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
+
+#if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
+
+// Without byte shuffles a token's tables are looked up one by one.
+void ScanTile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int n_q, float* scores, int64_t stride) {
+  constexpr int64_t kBytes = kBitsGroup / 8;
+  const auto* magnitudes = reinterpret_cast<const f16_t*>(tile + groups * kBytes * kBitsTile);
+  for (int64_t g = 0; g < groups; ++g) {
+    for (int64_t t = 0; t < kBitsTile; ++t) {
+      const float magnitude = to_float(magnitudes[g * kBitsTile + t]);
+      for (int j = 0; j < n_q; ++j) {
+        const BitsTables& table = tables[j * groups + g];
+        int sum = -kBitsNibbles * kBitsBias;
+        for (int64_t i = 0; i < kBytes; ++i) {
+          const uint8_t signs = tile[(g * kBytes + i) * kBitsTile + t];
+          sum += table.bytes[2 * i][signs & 15] + table.bytes[2 * i + 1][signs >> 4];
+        }
+        float& score = scores[j * stride + t];
+        score = (g == 0 ? 0.0f : score) + float(sum) * table.step * magnitude;
+      }
+    }
+  }
+}
+
+#else
+
 using Bytes = hn::CappedTag<uint8_t, size_t(kBitsTile)>;
 using Floats = hn::CappedTag<float, size_t(kBitsTile)>;
 constexpr int kByteLanes = int(hn::MaxLanes(Bytes()));
@@ -63,6 +89,8 @@ void ScanTile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int
     }
   }
 }
+
+#endif
 
 float LogSumExp(const float* s, int64_t n, float root) {
   const hn::ScalableTag<float> d;
