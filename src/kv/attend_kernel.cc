@@ -27,18 +27,20 @@ HWY_INLINE VF exp_vector(VF x) {
   const hn::RebindToSigned<DF> di;
   // Below this 2^n would be subnormal. Comparisons with NaN are false, so NaN runs through the polynomial.
   const auto tiny = hn::Lt(x, hn::Set(d, -87.33f));
-  const VF bounded = hn::Max(hn::Set(d, -87.33f), x);
-  const auto n = hn::NearestInt(hn::Mul(bounded, hn::Set(d, 1.44269504f)));
-  const VF nf = hn::ConvertTo(d, n);
-  const VF r = hn::NegMulAdd(nf, hn::Set(d, -2.12194440e-4f), hn::NegMulAdd(nf, hn::Set(d, 0.693359375f), x));
+  // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits, from where a shift takes it to the exponent.
+  const VF magic = hn::Set(d, 0x1.8p23f);
+  const VF shifted = hn::MulAdd(hn::Max(hn::Set(d, -87.33f), x), hn::Set(d, 1.44269504f), magic);
+  const VF n = hn::Sub(shifted, magic);
+  const VF r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x));
   VF g = hn::Set(d, 1.3926326e-3f);
   g = hn::MulAdd(g, r, hn::Set(d, 8.3632928e-3f));
   g = hn::MulAdd(g, r, hn::Set(d, 4.1666554e-2f));
   g = hn::MulAdd(g, r, hn::Set(d, 0.16666576f));
   g = hn::MulAdd(g, r, hn::Set(d, 0.5f));
   const VF e = hn::MulAdd(hn::Mul(r, r), g, hn::Add(r, hn::Set(d, 1.0f)));
-  const VF power = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(n, hn::Set(di, 127))));
-  return hn::IfThenZeroElse(tiny, hn::Mul(e, power));
+  // A product, not an addition to e's bits: those of a NaN must stay.
+  const auto power = hn::Add(hn::ShiftLeft<23>(hn::BitCast(di, shifted)), hn::Set(di, 0x3f800000));
+  return hn::IfThenZeroElse(tiny, hn::Mul(e, hn::BitCast(d, power)));
 }
 
 float exp_scalar(float x) { return hn::GetLane(exp_vector(hn::Set(DF(), x))); }
@@ -167,8 +169,8 @@ void AttendRunTarget(const AttendRun& run) {
     TilePair& tile = tiles[current];
     TilePair& next = tiles[current ^ 1];
     advance(next);
-    complete_tile(run.kv.k_type, run.kv.dim_k, tile.rows, tile.k);
-    complete_tile(run.kv.v_type, run.kv.dim_v, tile.rows, tile.v);
+    complete_tile(run.kv.k_type, run.kv.dim_k, tile.rows, false, tile.k);
+    complete_tile(run.kv.v_type, run.kv.dim_v, tile.rows, true, tile.v);
     if (done_in_chunk == 0) {
       for (int h = 0; h < run.n_q; ++h) {
         float* p = partial + h * run.partial_stride;
@@ -211,7 +213,7 @@ void ScoreRunTarget(const AttendRun& run, float* dst, int64_t dst_stride) {
   RowCursor at = run.start;
   for (int64_t done = 0; done < run.rows; done += tile.rows) {
     next_tile(run.kv, at, std::min(tile_rows, run.rows - done), tile);
-    complete_tile(run.kv.k_type, run.kv.dim_k, tile.rows, tile.k);
+    complete_tile(run.kv.k_type, run.kv.dim_k, tile.rows, false, tile.k);
     for (int head = 0; head < run.n_q; head += kHeads) {
       const int heads = std::min(kHeads, run.n_q - head);
       tile_scores(run, tile, run.q + head * run.q_stride, heads, nullptr, 0, 0, s);

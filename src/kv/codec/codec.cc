@@ -116,19 +116,24 @@ void encode_q4_0(const float* src, int64_t dim, uint8_t* dst) {
 template <KvType kType>
 void decode(const uint8_t* src, int64_t dim, float* dst) {
   const DF d;
-  VF scale = hn::Zero(d);
   int64_t c = 0;
-  for (; c + kLanes <= dim; c += kLanes) {
-    if (kv_type_quantized(kType) && c % kKvQuantGroup == 0) {
-      const uint8_t* scales = src + (kType == KvType::kQ8_0 ? dim : dim / 2);
-      scale = hn::Set(d, to_float(reinterpret_cast<const f16_t*>(scales)[c / kKvQuantGroup]));
-    }
-    hn::StoreU(load_channels<kType>(src, c, scale), d, dst + c);
-  }
+  for (; c + kLanes <= dim; c += kLanes) hn::StoreU(load_channels<kType>(src, c), d, dst + c);
   if (c < dim) {
-    HWY_ALIGN float lanes[HWY_MAX_BYTES / 4];
+    HWY_ALIGN float lanes[kLanes];
     hn::Store(load_tail<kType>(src, c, dim - c), d, lanes);
     std::memcpy(dst + c, lanes, size_t(dim - c) * sizeof(float));
+  }
+}
+
+template <KvType kType>
+void decode_groups(const uint8_t* src, int64_t dim, float* dst) {
+  const DF d;
+  const auto* scales = reinterpret_cast<const f16_t*>(src + (kType == KvType::kQ8_0 ? dim : dim / 2));
+  for (int64_t g = 0; g < dim / kKvQuantGroup; ++g) {
+    const VF scale = hn::Set(d, to_float(scales[g]));
+    for (int i = 0; i < kGroupVectors; ++i) {
+      hn::StoreU(hn::Mul(load_group<kType>(src, g, i), scale), d, dst + g * kKvQuantGroup + i * kLanes);
+    }
   }
 }
 
@@ -147,8 +152,8 @@ void DecodeRow(KvType type, const uint8_t* src, int64_t dim, float* dst) {
     case KvType::kF32: decode<KvType::kF32>(src, dim, dst); break;
     case KvType::kF16: decode<KvType::kF16>(src, dim, dst); break;
     case KvType::kBf16: decode<KvType::kBf16>(src, dim, dst); break;
-    case KvType::kQ8_0: decode<KvType::kQ8_0>(src, dim, dst); break;
-    case KvType::kQ4_0: decode<KvType::kQ4_0>(src, dim, dst); break;
+    case KvType::kQ8_0: decode_groups<KvType::kQ8_0>(src, dim, dst); break;
+    case KvType::kQ4_0: decode_groups<KvType::kQ4_0>(src, dim, dst); break;
   }
 }
 

@@ -37,32 +37,42 @@ HWY_INLINE VF load_f16(const uint8_t* p) {
 #endif
 }
 
-// kLanes channels of a row, starting at channel c (a multiple of kLanes). `scale` is the scale of the group of 32 that
-// holds c; types without scales ignore it.
+// kLanes channels of an f32, f16 or bf16 row, starting at channel c.
 template <KvType kType>
-HWY_INLINE VF load_channels(const uint8_t* HWY_RESTRICT row, int64_t c, VF scale) {
+HWY_INLINE VF load_channels(const uint8_t* HWY_RESTRICT row, int64_t c) {
   const DF d;
+  static_assert(kType == KvType::kF32 || kType == KvType::kF16 || kType == KvType::kBf16);
   if constexpr (kType == KvType::kF32) {
     return hn::LoadU(d, reinterpret_cast<const float*>(row) + c);
   } else if constexpr (kType == KvType::kF16) {
     return load_f16(row + 2 * c);
-  } else if constexpr (kType == KvType::kBf16) {
+  } else {
     const hn::RebindToUnsigned<DF> du;
     const hn::Rebind<uint16_t, DF> d16;
     return hn::BitCast(
         d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(row + 2 * c)))));
-  } else if constexpr (kType == KvType::kQ8_0) {
-    const hn::RebindToSigned<DF> di;
+  }
+}
+
+inline constexpr int kGroupVectors = int(kKvQuantGroup / kLanes);
+
+// Vector i of kGroupVectors of group g of a q8_0 or q4_0 row, still to be multiplied by the group's scale. With i known
+// to the compiler, the two halves of a q4_0 group share the loads of their bytes.
+template <KvType kType>
+HWY_INLINE VF load_group(const uint8_t* HWY_RESTRICT row, int64_t g, int i) {
+  const DF d;
+  const hn::RebindToSigned<DF> di;
+  static_assert(kType == KvType::kQ8_0 || kType == KvType::kQ4_0);
+  if constexpr (kType == KvType::kQ8_0) {
     const hn::Rebind<int8_t, DF> d8;
-    return hn::Mul(hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(d8, reinterpret_cast<const int8_t*>(row + c)))), scale);
+    const auto* values = reinterpret_cast<const int8_t*>(row + g * kKvQuantGroup + i * kLanes);
+    return hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(d8, values)));
   } else {
-    const hn::RebindToSigned<DF> di;
     const hn::Rebind<uint8_t, DF> d8;
-    const int64_t in_group = c % kKvQuantGroup;
-    const uint8_t* bytes = row + (c / kKvQuantGroup) * (kKvQuantGroup / 2) + in_group % (kKvQuantGroup / 2);
-    const auto wide = hn::PromoteTo(di, hn::LoadU(d8, bytes));
-    const auto nibble = hn::And(hn::ShiftRightSame(wide, in_group >= kKvQuantGroup / 2 ? 4 : 0), hn::Set(di, 15));
-    return hn::Mul(hn::ConvertTo(d, hn::Sub(nibble, hn::Set(di, 8))), scale);
+    constexpr int64_t kHalf = kKvQuantGroup / 2;
+    const auto wide = hn::PromoteTo(di, hn::LoadU(d8, row + g * kHalf + i * kLanes % kHalf));
+    const auto nibble = i * kLanes < kHalf ? hn::And(wide, hn::Set(di, 15)) : hn::ShiftRight<4>(wide);
+    return hn::ConvertTo(d, hn::Sub(nibble, hn::Set(di, 8)));
   }
 }
 
