@@ -269,8 +269,7 @@ TEST(Speed, TextAndOneRepeatedCharacter) {
     word.resize(1 + rng() % 10);
     for (char& c : word) c = char('a' + rng() % 26);
   }
-  while (prose.size() < 4'000'000)
-    prose += words[rng() % (1 + rng() % words.size())] + (rng() % 12 == 0 ? ".\n" : " ");
+  while (prose.size() < 4'000'000) prose += words[rng() % (1 + rng() % words.size())] + (rng() % 12 == 0 ? ".\n" : " ");
   for (const char* name : {"SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m-q4_k_m.gguf"}) {
     const std::string path = test::fetched_model(name);
     if (path.empty()) GTEST_SKIP() << name << " is absent: run scripts/fetch_models";
