@@ -30,8 +30,8 @@ namespace longkv {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Tiles hold at most kAttendTileMax rows and kTileGroups scales per side: tile_rows_for's limits give 64 rows of at most 8
-// groups (160 bytes of q4_0), 32 of 21 (384 bytes) or 16 of 32 (1024 channels).
+// Tiles hold at most kAttendTileMax rows and kTileGroups scales per side: tile_rows_for's limits give 64 rows of at
+// most 8 groups (160 bytes of q4_0), 32 of 21 (384 bytes) or 16 of 32 (1024 channels).
 constexpr int64_t kRowPad = 8;
 constexpr int64_t kTileGroups = 704;
 
