@@ -60,6 +60,7 @@ Result<std::unique_ptr<KvSession>> KvSession::create(const KvShape& shape, const
                 "KV shape: {} layers, {} KV heads, {} query heads each, {} K and {} V channels; all must be positive",
                 shape.layers, shape.kv_heads, shape.group_size, shape.dim_k, shape.dim_v);
   }
+  LONGKV_TRY(validate_recipe(recipe));
   LONGKV_ASSIGN(KvCache cache, KvCache::create(shape, recipe.store, capacity));
   auto session = std::unique_ptr<KvSession>(new KvSession(std::move(cache), recipe, params, pool));
   LONGKV_ASSIGN(session->impl_->selector, Selector::create(shape, recipe, session->impl_->plans, capacity, params));

@@ -54,7 +54,7 @@ class Simulator {
     if (chooses && (!source.valid || step_ % sel.token_step == 0)) {
       ++selections;
       source.valid = true;
-      source.tail = std::min(n - sel.local, n / block * block);
+      source.tail = std::min(n - std::max<int64_t>(sel.local, 1), n / block * block);
       source.chosen.clear();
       const int64_t forced = sel.sink + (n - source.tail) + sel.token_step - 1;
       const int64_t k = std::max<int64_t>(1, (sel.budget - forced) / block);

@@ -87,10 +87,12 @@ class BitsIndex final : public BlockIndex {
                        token_stride);
       }
       for (int j = 0; j < n_q; ++j) {
-        const float* s = tokens.data() + j * token_stride - first * kBitsTile;
-        for (int64_t i = b; i < stop; ++i) {
-          const int64_t row = i * block_;
-          scores[j * stride + i - block_begin] = bits_block_score(s + row, std::min(block_, end - row), root_);
+        const float* s = tokens.data() + j * token_stride + begin - first * kBitsTile;
+        float* out = scores + j * stride + b - block_begin;
+        if (block_ == 1) {
+          std::copy(s, s + (end - begin), out);
+        } else {
+          bits_block_scores(s, block_, end - begin, root_, out);
         }
       }
     }

@@ -38,8 +38,9 @@ void bits_tables(const float* q, int64_t groups, BitsTables* tables);
 void bits_scan_tile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int n_q, float* scores,
                     int64_t stride);
 
-// root * ln sum over n values of exp(s / root), n >= 1; NaN if any value is.
-float bits_block_score(const float* scores, int64_t n, float root);
+// Scores of the blocks that `rows` >= 1 consecutive token scores make up, the last one perhaps open:
+// out[b] = root * ln(sum over the block's tokens of exp(score / root)).
+void bits_block_scores(const float* scores, int64_t block, int64_t rows, float root, float* out);
 
 // Writes the signs and magnitudes of a rotated key ([groups * 32], of which `dim` count) as token t of a tile.
 void bits_write_token(const float* key, int64_t dim, uint8_t* tile, int64_t t);

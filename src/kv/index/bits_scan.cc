@@ -92,26 +92,44 @@ void ScanTile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int
 
 #endif
 
-float LogSumExp(const float* s, int64_t n, float root) {
+// Blocks are taken some at a time, so that their reductions overlap and one vector of logarithms serves many blocks.
+void BlockScores(const float* s, int64_t block, int64_t rows, float root, float* out) {
   const hn::ScalableTag<float> d;
   const int64_t lanes = int64_t(hn::Lanes(d));
-  auto peaks = hn::Set(d, s[0]);
-  int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) peaks = hn::Max(peaks, hn::LoadU(d, s + i));
-  const auto rest = hn::FirstN(d, size_t(n - i));
-  if (i < n) peaks = hn::Max(peaks, hn::IfThenElse(rest, hn::MaskedLoad(rest, d, s + i), peaks));
-  const float peak = hn::GetLane(hn::MaxOfLanes(d, peaks));
-  const auto shift = hn::Set(d, peak), scale = hn::Set(d, 1.0f / root);
-  auto sums = hn::Zero(d);
-  for (i = 0; i + lanes <= n; i += lanes) {
-    sums = hn::Add(sums, hn::Exp(d, hn::Mul(hn::Sub(hn::LoadU(d, s + i), shift), scale)));
+  const auto scale = hn::Set(d, 1.0f / root);
+  constexpr int64_t kAtOnce = 64;
+  alignas(64) float peaks[kAtOnce], sums[kAtOnce];
+  for (float& x : peaks) x = 0.0f;
+  for (float& x : sums) x = 1.0f;
+  const int64_t blocks = ceil_div(rows, block);
+  for (int64_t first = 0; first < blocks; first += kAtOnce) {
+    const int64_t count = HWY_MIN(kAtOnce, blocks - first);
+    for (int64_t b = 0; b < count; ++b) {
+      const float* t = s + (first + b) * block;
+      const int64_t n = HWY_MIN(block, rows - (first + b) * block);
+      auto peak_lanes = hn::Set(d, t[0]);
+      int64_t i = 0;
+      for (; i + lanes <= n; i += lanes) peak_lanes = hn::Max(peak_lanes, hn::LoadU(d, t + i));
+      const auto rest = hn::FirstN(d, size_t(n - i));
+      if (i < n) peak_lanes = hn::Max(peak_lanes, hn::IfThenElse(rest, hn::MaskedLoad(rest, d, t + i), peak_lanes));
+      const auto peak = hn::MaxOfLanes(d, peak_lanes);
+      auto sum = hn::Zero(d);
+      for (i = 0; i + lanes <= n; i += lanes) {
+        sum = hn::Add(sum, hn::Exp(d, hn::Mul(hn::Sub(hn::LoadU(d, t + i), peak), scale)));
+      }
+      if (i < n) {
+        const auto e = hn::Exp(d, hn::Mul(hn::Sub(hn::MaskedLoad(rest, d, t + i), peak), scale));
+        sum = hn::Add(sum, hn::IfThenElseZero(rest, e));
+      }
+      peaks[b] = hn::GetLane(peak);
+      sums[b] = hn::GetLane(hn::SumOfLanes(d, sum));
+    }
+    for (int64_t b = 0; b < count; b += lanes) {
+      const auto log = hn::Log(d, hn::LoadU(d, sums + b));
+      hn::StoreU(hn::MulAdd(log, hn::Set(d, root), hn::LoadU(d, peaks + b)), d, peaks + b);
+    }
+    for (int64_t b = 0; b < count; ++b) out[first + b] = peaks[b];
   }
-  if (i < n) {
-    const auto e = hn::Exp(d, hn::Mul(hn::Sub(hn::MaskedLoad(rest, d, s + i), shift), scale));
-    sums = hn::Add(sums, hn::IfThenElseZero(rest, e));
-  }
-  const auto log = hn::Log(d, hn::SumOfLanes(d, sums));
-  return peak + root * hn::GetLane(log);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -122,15 +140,15 @@ HWY_AFTER_NAMESPACE();
 namespace longkv {
 
 HWY_EXPORT(ScanTile);
-HWY_EXPORT(LogSumExp);
+HWY_EXPORT(BlockScores);
 
 void bits_scan_tile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int n_q, float* scores,
                     int64_t stride) {
   HWY_DYNAMIC_DISPATCH(ScanTile)(tile, groups, tables, n_q, scores, stride);
 }
 
-float bits_block_score(const float* scores, int64_t n, float root) {
-  return n == 1 ? scores[0] : HWY_DYNAMIC_DISPATCH(LogSumExp)(scores, n, root);
+void bits_block_scores(const float* scores, int64_t block, int64_t rows, float root, float* out) {
+  HWY_DYNAMIC_DISPATCH(BlockScores)(scores, block, rows, root, out);
 }
 
 }  // namespace longkv

@@ -33,7 +33,7 @@ bool Selector::choose(int layer, const float* q, RowRange visible, int64_t step,
   const RowRange sink{visible.begin, std::clamp(select_.sink, visible.begin, rows)};
   if (plan.role == LayerRole::kChoose && (!state.valid || step % select_.token_step == 0)) {
     const int64_t open = full_blocks(rows, index_.block) * index_.block;
-    state.tail = std::clamp(std::min(rows - select_.local, open), sink.end, rows);
+    state.tail = std::clamp(std::min(rows - std::max<int64_t>(select_.local, 1), open), sink.end, rows);
     const RowRange blocks = blocks_of({sink.end, state.tail}, index_.block);
     const int64_t k = chosen_blocks(sink.end - sink.begin + rows - state.tail);
     select_blocks(state, q, blocks, k, pool, stats);

@@ -5,7 +5,6 @@
 
 #include "base/checked.h"
 #include "base/error.h"
-#include "base/log.h"
 #include "kv/layout.h"
 #include "kv/select/coarse.h"
 
@@ -57,12 +56,6 @@ Result<std::unique_ptr<Selector>> Selector::create(const KvShape& shape, const R
 Status Selector::build_indexes(std::span<const LayerPlan> plans, RowCapacity capacity) {
   const bool any = std::any_of(plans.begin(), plans.end(), [](const auto& p) { return p.role == LayerRole::kChoose; });
   if (!any) return {};
-  if (select_.budget < 1 || select_.sink < 0 || select_.local < 0 || select_.token_step < 1 || select_.layer_step < 1) {
-    return fail(
-        Code::kInvalidArgument,
-        "select: budget={}, token_step={} and layer_step={} must be at least 1, sink={} and local={} at least 0",
-        select_.budget, select_.token_step, select_.layer_step, select_.sink, select_.local);
-  }
   coarse_factor_ = choose_coarse_factor(index_, shape_, capacity.v, attention_bytes_);
   for (size_t l = 0; l < plans.size(); ++l) {
     if (plans[l].role != LayerRole::kChoose) continue;
@@ -73,14 +66,6 @@ Status Selector::build_indexes(std::span<const LayerPlan> plans, RowCapacity cap
     }
     state.votes.resize(select_.heads == SelectHeads::kShared ? 1 : size_t(shape_.kv_heads));
     state.chosen.resize(owners_.size());
-  }
-  // Everything attended counts in the budget; where the forced rows leave no room for a block, one is chosen anyway.
-  const int64_t forced = select_.sink + select_.local + index_.block - 1 + select_.token_step - 1;
-  if (forced + index_.block > select_.budget) {
-    LONGKV_TRY(
-        notice(fmt::format("budget={} leaves no room for one block of {} beside up to {} forced rows (sink={}, "
-                           "local={}, open block, token_step={}): one block is chosen and the budget exceeded",
-                           select_.budget, index_.block, forced, select_.sink, select_.local, select_.token_step)));
   }
   score_stride_ = blocks_for(capacity.v, index_.block);
   const auto bytes = checked_mul(uint64_t(shape_.kv_heads) * uint64_t(shape_.group_size), uint64_t(score_stride_) * 4);

@@ -1,8 +1,9 @@
 // Which rows a decode step reads: indexes, votes, chosen blocks and their reuse over steps and layers.
 //
 // A step attends, per list owner (a KV head, a whole layer or a query head):
-//   sink rows [0, sink)  +  chosen blocks  +  tail rows [tail, rows), tail = min(rows - local, start of the open block)
-// Budget: all of it counts, rounded down to whole chosen blocks, but at least one block is chosen:
+//   sink rows [0, sink)  +  chosen blocks  +  tail rows [tail, rows)
+//   tail = min(rows - max(local, 1), start of the open block), so a token always sees itself
+// Budget: all of it counts, rounded down to whole chosen blocks:
 //   chosen = max(1, (budget - sink - (rows - tail) - (token_step - 1)) / block)
 // While a choice is reused its tail keeps its beginning and grows by one row a step, so no block is lost between
 // choices; the term token_step - 1 pays for that. A block that only partly lies in the sinks or the tail may be chosen;
@@ -34,7 +35,7 @@ struct SelectionUnit {
 
 class Selector {
  public:
-  // Errors: kInvalidArgument (an index that the shape cannot have, budget without room), kOutOfMemory.
+  // Errors: kInvalidArgument (an index that the shape cannot have), kOutOfMemory.
   static Result<std::unique_ptr<Selector>> create(const KvShape& shape, const Recipe& recipe,
                                                   std::span<const LayerPlan> plans, RowCapacity capacity,
                                                   const AttendParams& params);
