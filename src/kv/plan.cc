@@ -1,0 +1,207 @@
+#include "kv/plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "base/checked.h"
+#include "base/error.h"
+#include "kv/select/coarse.h"
+#include "kv/select/layer_plan.h"
+
+namespace longkv {
+
+namespace {
+
+constexpr int64_t kMaxContext = int64_t{1} << 36;
+constexpr int64_t kMaxShape = 1 << 16;  // layers, heads and channels: keeps every product below 2^63
+constexpr int64_t kPage = 4096;
+
+Status check_inputs(const PlanModel& model, const Recipe& recipe, int64_t context) {
+  const KvShape& s = model.shape;
+  for (const int64_t n : {s.layers, s.kv_heads, s.group_size, s.dim_k, s.dim_v}) {
+    if (n < 1 || n > kMaxShape) {
+      return fail(Code::kInvalidArgument,
+                  "a KV cache of {} layers, {} KV heads, {} query heads each, {} and {} channels cannot be planned",
+                  s.layers, s.kv_heads, s.group_size, s.dim_k, s.dim_v);
+    }
+  }
+  if (int64_t(s.layers) * s.kv_heads * s.group_size * (s.dim_k + s.dim_v) > (int64_t{1} << 24)) {
+    return fail(Code::kInvalidArgument, "a KV cache of {} layers with {} query heads is too large to plan", s.layers,
+                int64_t(s.kv_heads) * s.group_size);
+  }
+  if (context < 0 || context > kMaxContext) {
+    return fail(Code::kInvalidArgument, "a context of {} tokens is out of range; at most {}", context, kMaxContext);
+  }
+  const std::pair<KvType, int> parts[] = {{recipe.store.k, s.dim_k}, {recipe.store.v, s.dim_v}};
+  for (const auto& [type, dim] : parts) {
+    if (kv_type_quantized(type) && dim % kKvQuantGroup != 0) {
+      return fail(Code::kInvalidArgument,
+                  "store={} needs channels in multiples of {}, this model has {}; nearest legal: "
+                  "store=f16",
+                  kv_type_name(type), kKvQuantGroup, dim);
+    }
+  }
+  return {};
+}
+
+// Rows of a layer that are held after n tokens.
+int64_t rows_held(int64_t window, int64_t n) { return window > 0 ? std::min(window, n) : n; }
+
+struct IndexCost {
+  int64_t held = 0;  // of one layer
+  int64_t read = 0;  // of one choosing layer and step
+};
+
+// Follows kv/select: flat scan within the bytes of the attention it serves, else a coarse scan and a refinement. `read`
+// is of a step that chooses.
+IndexCost index_cost(const KvShape& shape, const Recipe& recipe, int64_t n, int64_t capacity) {
+  const IndexSpec& spec = recipe.index;
+  const SelectSpec& select = recipe.select;
+  const int64_t row_bytes = kv_row_bytes(recipe.store.k, shape.dim_k) + kv_row_bytes(recipe.store.v, shape.dim_v);
+  const int64_t attention_bytes = select.budget * row_bytes;
+  const int64_t factor = choose_coarse_factor(spec, shape, capacity, attention_bytes);
+  const int64_t fine_block = summary_bytes(spec, shape.dim_k);
+  const int64_t blocks = ceil_div(n, spec.block);
+  IndexCost cost;
+  cost.held = blocks * fine_block;
+  cost.read = blocks * fine_block;
+  if (factor > 1) {
+    const int64_t n_coarse = ceil_div(blocks, factor);
+    const int64_t coarse_read = n_coarse * summary_bytes(coarse_spec(spec, factor), shape.dim_k);
+    cost.held += coarse_read;
+    const int64_t chosen = std::max<int64_t>(1, (select.budget - select.sink - select.local) / spec.block);
+    const int64_t affordable = (attention_bytes - coarse_read) / std::max<int64_t>(1, fine_block);
+    const int64_t keep = ceil_div(std::max(kRefineBudgets * chosen, affordable), factor);
+    if (select.preselect == 0 && cost.read > attention_bytes && keep < n_coarse) {
+      cost.read = coarse_read + keep * factor * fine_block;
+    }
+  }
+  if (select.preselect > 0) cost.read = std::min(cost.read, select.preselect * fine_block);
+  cost.held *= shape.kv_heads;
+  cost.read *= shape.kv_heads;
+  return cost;
+}
+
+// Fills what depends on the context.
+void measure(KvPlan& plan) {
+  const KvShape& shape = plan.model.shape;
+  const Recipe& recipe = plan.recipe;
+  const SelectSpec& select = recipe.select;
+  const int64_t n = plan.context;
+  const int64_t k_row = kv_row_bytes(recipe.store.k, shape.dim_k);
+  const int64_t v_row = kv_row_bytes(recipe.store.v, shape.dim_v);
+  plan.k_bytes = plan.v_bytes = plan.index_bytes = plan.prompt_bytes = 0;
+  plan.read_rows_bytes = plan.read_index_bytes = 0;
+  plan.dense_layers = plan.choosing_layers = plan.reusing_layers = plan.streaming_layers = 0;
+
+  const std::vector<LayerPlan> layers = plan_layers(shape, recipe);
+  int64_t unreleased = 0;  // rows of one sliding-window layer that its whole prompt holds until the layer ends
+  for (const LayerPlan& layer : layers) {
+    const int64_t rows = rows_held(layer.window, n);
+    plan.k_bytes += shape.kv_heads * round_up(rows * k_row, kPage);
+    plan.v_bytes += shape.kv_heads * round_up(rows * v_row, kPage);
+    unreleased = std::max(unreleased, n - rows);
+
+    int64_t attended = rows;
+    int64_t readers = 1;  // lists that read rows of one KV head
+    switch (layer.role) {
+      case LayerRole::kDense: ++plan.dense_layers; break;
+      case LayerRole::kStream:
+        ++plan.streaming_layers;
+        attended = std::min(rows, recipe.keep.sink + recipe.keep.window);
+        break;
+      case LayerRole::kChoose:
+      case LayerRole::kReuse: {
+        const bool chooses = layer.role == LayerRole::kChoose;
+        ++(chooses ? plan.choosing_layers : plan.reusing_layers);
+        if (chooses) {
+          const IndexCost cost = index_cost(shape, recipe, n, n);
+          plan.index_bytes += cost.held;
+          if (rows > select.budget) plan.read_index_bytes += cost.read / select.token_step;
+        }
+        if (rows > select.budget) {
+          attended = select.budget;
+          if (select.heads == SelectHeads::kPerQueryHead) readers = shape.group_size;
+        }
+        break;
+      }
+    }
+    plan.read_rows_bytes += attended * readers * shape.kv_heads * (k_row + v_row);
+  }
+
+  const int64_t hidden = n * plan.model.hidden_bytes_per_token;
+  const int64_t limit = plan.model.hidden_bytes_limit;
+  plan.prompt_bytes = (limit > 0 ? std::min(hidden, limit) : hidden) + unreleased * shape.kv_heads * (k_row + v_row);
+  const bool mass = plan.choosing_layers > 0 && (recipe.index.kind == IndexKind::kDynamic || select.preselect > 0);
+  if (mass) plan.prompt_bytes += n * shape.kv_heads * shape.group_size * int64_t(sizeof(float));
+
+  plan.peak_bytes = plan.model.weight_bytes + plan.model.scratch_bytes + plan.k_bytes + plan.v_bytes +
+                    plan.index_bytes + plan.prompt_bytes;
+  plan.read_bytes = plan.model.weight_bytes_per_token + plan.read_rows_bytes + plan.read_index_bytes;
+  plan.token_seconds = plan.machine.bandwidth > 0 ? double(plan.read_bytes) / double(plan.machine.bandwidth) : 0;
+}
+
+int64_t peak_at(KvPlan plan, int64_t context) {
+  plan.context = context;
+  measure(plan);
+  return plan.peak_bytes;
+}
+
+// Largest context up to `limit` whose peak fits; 0 if none does. Peaks never fall with the context, save where a larger
+// capacity switches the index to two levels, by less than the step below matters.
+int64_t largest_that_fits(const KvPlan& plan, int64_t limit) {
+  int64_t fits = 0;
+  int64_t over = limit + 1;
+  while (over - fits > 1) {
+    const int64_t middle = fits + (over - fits) / 2;
+    (peak_at(plan, middle) <= plan.machine.ram_bytes ? fits : over) = middle;
+  }
+  return fits;
+}
+
+}  // namespace
+
+Result<KvPlan> make_plan(const PlanModel& model, const Recipe& recipe, const PlanMachine& machine, int64_t context) {
+  LONGKV_TRY(validate_recipe(recipe));
+  LONGKV_TRY(check_inputs(model, recipe, context));
+  KvPlan plan;
+  plan.recipe = recipe;
+  plan.model = model;
+  plan.machine = machine;
+  const int64_t limit = model.trained_context > 0 ? std::min(model.trained_context, kMaxContext) : kMaxContext;
+  plan.largest_context = largest_that_fits(plan, limit);
+  plan.context = context > 0 ? context : std::max<int64_t>(1, plan.largest_context);
+  measure(plan);
+  return plan;
+}
+
+Status check_plan(const KvPlan& plan) {
+  if (plan.fits()) return {};
+  std::string advice;
+  if (plan.largest_context > 0) {
+    advice = fmt::format("the largest context that fits is -c {}", plan.largest_context);
+  } else {
+    advice = "no context fits: use a smaller model file or free memory";
+  }
+  for (const KvType type : {KvType::kQ8_0, KvType::kQ4_0}) {
+    KvPlan smaller = plan;
+    smaller.recipe.store = {type, type};
+    if (!check_inputs(smaller.model, smaller.recipe, smaller.context).ok()) continue;
+    measure(smaller);
+    if (smaller.fits()) {
+      advice += fmt::format("; -c {} fits with store={} ({})", plan.context, kv_type_name(type),
+                            format_bytes(smaller.peak_bytes));
+      break;
+    }
+  }
+  return fail(Code::kOutOfMemory,
+              "a context of {} tokens needs {}, {} more than the {} available (weights {}, K {}, V {}, "
+              "index {}, while the prompt is read {}, scratch {}); {}",
+              plan.context, format_bytes(plan.peak_bytes), format_bytes(plan.peak_bytes - plan.machine.ram_bytes),
+              format_bytes(plan.machine.ram_bytes), format_bytes(plan.model.weight_bytes), format_bytes(plan.k_bytes),
+              format_bytes(plan.v_bytes), format_bytes(plan.index_bytes), format_bytes(plan.prompt_bytes),
+              format_bytes(plan.model.scratch_bytes), advice);
+}
+
+}  // namespace longkv
