@@ -77,19 +77,41 @@ struct TileView {
     return {std::clamp<int64_t>(begin - key_begin, 0, key_tile),
             std::clamp<int64_t>(position + 1 - key_begin, 0, key_tile)};
   }
+};
 
-  // Union over the rows [row, row + n), widened to whole panels.
-  Visible visible_panels(int64_t row, int64_t n, int64_t key_begin) const {
-    Visible all{key_tile, 0};
-    for (int64_t r = row; r < std::min(row + n, rows); ++r) {
-      const Visible v = visible(r, key_begin);
-      if (v.begin >= v.end) continue;
-      all.begin = std::min(all.begin, v.begin);
-      all.end = std::max(all.end, v.end);
+// kScoreRows query rows against one key tile: what each row sees, and each block of rows in whole panels.
+struct RowTile {
+  int64_t row;
+  int64_t rows;  // in use
+  Visible all;
+  Visible blocks[kScoreRows / kBlock];
+  Visible seen[kScoreRows];
+
+  RowTile(const TileView& view, int64_t first, int64_t key_begin)
+      : row(first), rows(std::min<int64_t>(kScoreRows, view.rows - first)) {
+    all = {view.key_tile, 0};
+    // Away from the diagonal and the window's edge every row sees the whole tile.
+    const Visible low = view.visible(row, key_begin);
+    const Visible high = view.visible(row + rows - 1, key_begin);
+    const bool whole = low.begin == 0 && high.begin == 0 && low.end == view.key_tile;
+    for (int b = 0; b < kScoreRows / kBlock; ++b) {
+      Visible block{view.key_tile, 0};
+      for (int i = b * kBlock; i < (b + 1) * kBlock; ++i) {
+        seen[i] = whole && i < rows ? Visible{0, view.key_tile} : view.visible(row + i, key_begin);
+        if (seen[i].begin >= seen[i].end) continue;
+        block.begin = std::min(block.begin, seen[i].begin);
+        block.end = std::max(block.end, seen[i].end);
+      }
+      blocks[b] = block.begin < block.end
+                      ? Visible{block.begin / kPanel * kPanel, (block.end + kPanel - 1) / kPanel * kPanel}
+                      : Visible{0, 0};
+      if (blocks[b].end == 0) continue;
+      all.begin = std::min(all.begin, blocks[b].begin);
+      all.end = std::max(all.end, blocks[b].end);
     }
-    if (all.begin >= all.end) return {0, 0};
-    return {all.begin / kPanel * kPanel, (all.end + kPanel - 1) / kPanel * kPanel};
+    if (all.begin >= all.end) all = {0, 0};
   }
+  int n_blocks() const { return int((rows + kBlock - 1) / kBlock); }
 };
 
 TileView make_view(const QueryTile& tile) {
@@ -122,22 +144,16 @@ void pack_tile_keys(const TileView& view, int64_t key_begin, int64_t begin, int6
   pack_keys<kPanel>(*view.tile.kv, key_begin, begin, end, scratch.decoded, scratch.k);
 }
 
-// Scores of query rows [row, row + kScoreRows) in log2 units; only the panels that a block of rows sees are written.
-void score_rows(const TileView& view, int64_t row, int64_t key_begin, const TileScratch& scratch) {
+// Scores of a tile of query rows in log2 units; only the panels that a block of rows sees are written.
+void score_rows(const TileView& view, const RowTile& rows, const TileScratch& scratch) {
   const DF df;
-  const int64_t row_end = std::min(row + kScoreRows, view.rows);
-  const Visible all = view.visible_panels(row, kScoreRows, key_begin);
-  Visible blocks[kScoreRows / kBlock];
-  for (int64_t r = row; r < row_end; r += kBlock) {
-    blocks[(r - row) / kBlock] = view.visible_panels(r, kBlock, key_begin);
-  }
-  for (int64_t key = all.begin; key < all.end; key += kPanel) {  // the panel stays in L1 for all rows
-    for (int64_t r = row; r < row_end; r += kBlock) {
-      const Visible& block = blocks[(r - row) / kBlock];
-      if (key < block.begin || key >= block.end) continue;
+  for (int64_t key = rows.all.begin; key < rows.all.end; key += kPanel) {  // the panel stays in L1 for all rows
+    for (int b = 0; b < rows.n_blocks(); ++b) {
+      if (key < rows.blocks[b].begin || key >= rows.blocks[b].end) continue;
       VF c[kBlock][2];
-      product_block(scratch.q + r * view.dim_k, view.dim_k, scratch.k + key * view.dim_k, view.dim_k, c);
-      float* to = scratch.s + (r - row) * view.s_stride + key;
+      product_block(scratch.q + (rows.row + b * kBlock) * view.dim_k, view.dim_k, scratch.k + key * view.dim_k,
+                    view.dim_k, c);
+      float* to = scratch.s + b * kBlock * view.s_stride + key;
 #pragma GCC unroll 16
       for (int i = 0; i < kBlock; ++i) {
         hn::Store(c[i][0], df, to + i * view.s_stride);
@@ -147,9 +163,9 @@ void score_rows(const TileView& view, int64_t row, int64_t key_begin, const Tile
   }
   if (view.tile.params.softcap > 0) {
     const VF cap = hn::Set(df, view.tile.params.softcap * kLog2E);
-    for (int64_t r = row; r < row_end; ++r) {
-      const Visible& block = blocks[(r - row) / kBlock];
-      float* s = scratch.s + (r - row) * view.s_stride;
+    for (int64_t r = 0; r < rows.rows; ++r) {
+      const Visible& block = rows.blocks[r / kBlock];
+      float* s = scratch.s + r * view.s_stride;
       for (int64_t key = block.begin; key < block.end; key += kLanes) {
         hn::Store(hn::Mul(cap, fast_tanh_of_log2(df, hn::Load(df, s + key))), df, s + key);
       }
@@ -214,23 +230,21 @@ float softmax_row(float* HWY_RESTRICT s, const Visible& seen, const Visible& blo
 
 // acc[row] = acc[row] * factor + P V over the key tile, summed within the tile first: at 1M rows a single running sum
 // would lose bits.
-void accumulate_values(const TileView& view, int64_t row, int64_t key_begin, const float* factors,
-                       const TileScratch& scratch) {
+void accumulate_values(const TileView& view, const RowTile& rows, const float* factors, const TileScratch& scratch) {
   const DF df;
-  const int64_t row_end = std::min(row + kScoreRows, view.rows);
   const int64_t acc_stride = (view.dim_v + kPanel - 1) / kPanel * kPanel;
   for (int64_t channel = 0; channel < acc_stride; channel += kPanel) {
     const float* panel = scratch.v + channel * view.key_tile;
-    for (int64_t r = row; r < row_end; r += kBlock) {
-      const Visible block = view.visible_panels(r, kBlock, key_begin);
+    for (int b = 0; b < rows.n_blocks(); ++b) {
+      const Visible& block = rows.blocks[b];
       if (block.begin >= block.end) continue;
       VF c[kBlock][2];
-      product_block(scratch.s + (r - row) * view.s_stride + block.begin, view.s_stride, panel + block.begin * kPanel,
+      product_block(scratch.s + b * kBlock * view.s_stride + block.begin, view.s_stride, panel + block.begin * kPanel,
                     block.end - block.begin, c);
-      float* acc = scratch.acc + r * acc_stride + channel;
+      float* acc = scratch.acc + (rows.row + b * kBlock) * acc_stride + channel;
 #pragma GCC unroll 16
       for (int i = 0; i < kBlock; ++i) {
-        const VF factor = hn::Set(df, factors[r - row + i]);
+        const VF factor = hn::Set(df, factors[b * kBlock + i]);
         float* to = acc + i * acc_stride;
         hn::Store(hn::MulAdd(hn::Load(df, to), factor, c[i][0]), df, to);
         hn::Store(hn::MulAdd(hn::Load(df, to + kLanes), factor, c[i][1]), df, to + kLanes);
@@ -242,15 +256,14 @@ void accumulate_values(const TileView& view, int64_t row, int64_t key_begin, con
 void attend_key_tile(const TileView& view, int64_t key_begin, const TileScratch& scratch) {
   float factors[kScoreRows];
   for (int64_t row = 0; row < view.rows; row += kScoreRows) {
-    score_rows(view, row, key_begin, scratch);
-    for (int64_t r = row; r < row + kScoreRows; r += kBlock) {
-      const Visible block = view.visible_panels(r, kBlock, key_begin);
-      for (int64_t i = r; i < r + kBlock; ++i) {
-        factors[i - row] = softmax_row(scratch.s + (i - row) * view.s_stride, view.visible(i, key_begin), block,
-                                       scratch.max + i, scratch.sum + i);
-      }
+    const RowTile rows(view, row, key_begin);
+    if (rows.all.end == 0) continue;
+    score_rows(view, rows, scratch);
+    for (int64_t i = 0; i < rows.n_blocks() * kBlock; ++i) {
+      factors[i] = softmax_row(scratch.s + i * view.s_stride, rows.seen[i], rows.blocks[i / kBlock],
+                               scratch.max + row + i, scratch.sum + row + i);
     }
-    accumulate_values(view, row, key_begin, factors, scratch);
+    accumulate_values(view, rows, factors, scratch);
   }
 }
 
@@ -313,15 +326,16 @@ void mass_of_key_tile_impl(const QueryTile& tile, int64_t key_begin, int64_t max
     part.position += token;
     part.tokens = std::min(step, tile.tokens - token);
     const TileView view = make_view(part);
-    if (view.visible_panels(0, view.rows, key_begin).end == 0) continue;
     load_queries(view, 0, view.rows, scratch.q);
     for (int64_t row = 0; row < view.rows; row += kScoreRows) {
-      score_rows(view, row, key_begin, scratch);
-      for (int64_t r = row; r < std::min(row + kScoreRows, view.rows); ++r) {
-        const Visible seen = view.visible(r, key_begin);
+      const RowTile rows(view, row, key_begin);
+      score_rows(view, rows, scratch);
+      for (int64_t i = 0; i < rows.rows; ++i) {
+        const Visible& seen = rows.seen[i];
+        const int64_t r = row + i;
         const VF shift = hn::Set(df, tile.row_max[token * tile.group + r]);
         const VF inverse = hn::Set(df, 1.0f / tile.row_sum[token * tile.group + r]);
-        const float* s = scratch.s + (r - row) * view.s_stride;
+        const float* s = scratch.s + i * view.s_stride;
         float* sums = scratch.mass + r % tile.group * view.key_tile;
         for (int64_t key = seen.begin / kLanes * kLanes; key < seen.end; key += kLanes) {
           const VF p = hn::Mul(fast_exp2(df, hn::Sub(hn::Load(df, s + key), shift)), inverse);
