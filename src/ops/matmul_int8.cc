@@ -80,7 +80,11 @@ void write_sums(const QuantizedRows& x, int64_t t, int group, float* out) {
 const Int8Level& active_int8_level() {
   const IsaLevel isa = active_isa();
 #if defined(__x86_64__)
+  if (isa >= IsaLevel::kAmx) return int8_level_amx();
+  if (isa >= IsaLevel::kAvx512Vnni) return int8_level_avx512vnni();
   if (isa >= IsaLevel::kAvx2) return int8_level_avx2();
+#elif defined(__aarch64__)
+  if (isa >= IsaLevel::kNeonDot) return int8_level_neondot();
 #endif
   (void)isa;
   return int8_level_base();

@@ -5,9 +5,7 @@
 // the 16 (or 8) products of a lane is at most 16 * 16 * 127 (8 * 32 * 127) = 32512. `zero` enters as the start value
 // of the lane. One widening per group is left instead of one per vpmaddubsw.
 // kByte: 8-bit levels would saturate vpmaddubsw; both operands are widened to 16 bits and vpmaddwd sums in 32.
-#include <immintrin.h>
-
-#include "ops/matmul_decode-inl.h"
+#include "ops/matmul_x86-inl.h"
 
 namespace longkv {
 
@@ -15,50 +13,23 @@ namespace {
 
 constexpr int kTokens = 6;
 
-inline __m256i load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-inline void store(void* p, __m256i v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
+inline __m256i broadcast32(const void* p) { return _mm256_set1_epi32(load32(p)); }
 
-inline __m256i broadcast32(const void* p) {
-  int32_t bits;
-  std::memcpy(&bits, p, 4);
-  return _mm256_set1_epi32(bits);
-}
-
-// Ends the computation of a and b here. GCC otherwise gathers the products of all tokens before it adds them, needs more
-// registers than there are and spills sums in the inner loop (measured: half the speed).
+// Ends the computation of a and b here. GCC otherwise gathers the products of all tokens before it adds them, needs
+// more registers than there are and spills sums in the inner loop (measured: half the speed).
 inline void settle(__m256i& a, __m256i& b) { asm volatile("" : "+x"(a), "+x"(b)); }
 
-// rows[r] holds eight 32-bit elements of row r; afterwards rows[i] holds element i of the eight rows.
-inline void transpose8x8(__m256i rows[8]) {
-  __m256i a[8], b[8];
-  for (int i = 0; i < 8; i += 2) {
-    a[i] = _mm256_unpacklo_epi32(rows[i], rows[i + 1]);
-    a[i + 1] = _mm256_unpackhi_epi32(rows[i], rows[i + 1]);
-  }
-  for (int i = 0; i < 8; i += 4) {
-    b[i] = _mm256_unpacklo_epi64(a[i], a[i + 2]);
-    b[i + 1] = _mm256_unpackhi_epi64(a[i], a[i + 2]);
-    b[i + 2] = _mm256_unpacklo_epi64(a[i + 1], a[i + 3]);
-    b[i + 3] = _mm256_unpackhi_epi64(a[i + 1], a[i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    rows[i] = _mm256_permute2x128_si256(b[i], b[i + 4], 0x20);
-    rows[i + 4] = _mm256_permute2x128_si256(b[i], b[i + 4], 0x31);
-  }
-}
-
-// kGroup32, kGroup16: [column / 4][16 rows][4 columns] bytes. kByte: [column / 2][16 rows][2 columns] of 16 bits.
+// kGroup32, kGroup16: as ByteInterleave. kByte: [column / 2][16 rows][2 columns] of 16 bits.
 struct Avx2Interleave {
   static void store(const uint8_t* levels, int columns, const PanelType& type, uint8_t* dst, int64_t group) {
-    const bool wide = type.form == PanelForm::kByte;
-    dst += group * 32 * kTileRows * (wide ? 2 : 1);
-    const int step = wide ? 16 : 32;
+    if (type.form != PanelForm::kByte) return ByteInterleave::store(levels, columns, type, dst, group);
+    dst += group * 32 * kTileRows * 2;
     __m256i rows[8];
-    for (int c = 0; c < columns; c += step) {
+    for (int c = 0; c < columns; c += 16) {
       for (int half = 0; half < 2; ++half) {
         for (int r = 0; r < 8; ++r) {
           const uint8_t* src = levels + (half * 8 + r) * columns + c;
-          rows[r] = wide ? _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(src))) : load(src);
+          rows[r] = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(src)));
         }
         transpose8x8(rows);
         for (int i = 0; i < 8; ++i) longkv::store(dst + i * 64 + half * 32, rows[i]);
