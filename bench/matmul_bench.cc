@@ -1,6 +1,6 @@
 // Prompt products of every weight type beside oneDNN's int8 (u8 x s8, f32 result) and f32 on the same shapes.
 //
-//   matmul_bench [threads] [seconds per shape] [substring of a type name] [number of shapes]
+//   matmul_bench [threads] [seconds per shape] [substring of a type name] [number of shapes] [level]
 //
 // Contestants take turns and each reports its fastest turn, so that other load on the machine hits all alike; with one
 // thread the time is CPU time of the process. GOPS = 2 * tokens * rows * cols / time, decoding of the weights included.
@@ -107,6 +107,11 @@ void bench(const Shape& s, int threads, double seconds, const std::string& filte
     o.weights.emplace_back(size_t(s.rows * bytes));
     // Small bytes are small, finite numbers in every format.
     for (uint8_t& b : o.weights.back()) b = uint8_t(random() % 60);
+    if (type == TensorType::kF32 || type == TensorType::kBF16) {  // but subnormal ones take the processor's slow path
+      for (size_t i = size_t(info.block_bytes) - 1; i < o.weights.back().size(); i += size_t(info.block_bytes)) {
+        o.weights.back()[i] = 0x3f;
+      }
+    }
     const Weight w{type, s.rows, s.cols, bytes, o.weights.back().data()};
     if (has_int8_form(type)) {
       all.push_back({info.name, [&o, &pool, w] { matmul_int8(w, o.rows, o.y.data(), w.rows, pool); }});
@@ -144,6 +149,13 @@ int main(int argc, char** argv) {
   const double seconds = argc > 2 ? std::atof(argv[2]) : 5.0;
   const std::string filter = argc > 3 ? argv[3] : "";
   const size_t shapes = argc > 4 ? size_t(std::atoi(argv[4])) : 99;
+  if (argc > 5) {
+    const auto level = longkv::parse_isa(argv[5]);
+    if (!level || !longkv::set_active_isa(*level).ok()) {
+      fmt::print(stderr, "no level '{}' here\n", argv[5]);
+      return 2;
+    }
+  }
   size_t done = 0;
   for (const longkv::Shape& s :
        {longkv::Shape{512, 576, 576}, longkv::Shape{512, 192, 576}, longkv::Shape{512, 1536, 576},

@@ -1,7 +1,8 @@
 #include "ops/matmul.h"
 
+#include "base/log.h"
+#include "ops/matmul_bf16.h"
 #include "ops/matmul_f32.h"
-#include "ops/matmul_tile.h"
 
 namespace longkv {
 
@@ -27,10 +28,14 @@ const QuantizedRows& MatmulInput::quantized(ThreadPool& pool) {
   return rows_;
 }
 
-struct Matmul::Scratch {};
+bool Matmul::supports(ProductType type) { return type != ProductType::kBf16 || has_matmul_bf16(); }
 
-Matmul::Matmul(ThreadPool& pool, ProductType type) : pool_(pool), type_(type) {}
-Matmul::~Matmul() = default;
+Matmul::Matmul(ThreadPool& pool, ProductType type) : pool_(pool), type_(type) {
+  if (!supports(type)) {
+    (void)notice("bf16 products need oneDNN and a CPU with AVX-512; prompts are multiplied in fp32");
+    type_ = ProductType::kF32;
+  }
+}
 
 void Matmul::run(const Weight& w, MatmulInput& in, float* y, int64_t y_stride) {
   const int64_t tokens = in.tokens();
@@ -39,6 +44,11 @@ void Matmul::run(const Weight& w, MatmulInput& in, float* y, int64_t y_stride) {
     return tokens <= kMatvecTokens ? matvec_int8(w, x, y, y_stride, pool_) : matmul_int8(w, x, y, y_stride, pool_);
   }
   if (tokens <= kMatvecTokens) return matvec_f32(w, in.x(), tokens, y, y_stride, pool_);
+  if (type_ == ProductType::kBf16) {
+    if (matmul_bf16(w, in.x(), tokens, y, y_stride, pool_)) return;
+    (void)notice("oneDNN refused a bf16 product; prompts are multiplied in fp32 from here on");
+    type_ = ProductType::kF32;
+  }
   matmul_f32(w, in.x(), tokens, y, y_stride, pool_);
 }
 
@@ -46,7 +56,8 @@ const char* Matmul::kernel_name(TensorType type, ProductType product, int64_t to
   if (product == ProductType::kInt8 && has_int8_form(type)) {
     return tokens <= kMatvecTokens ? "int8 matrix-vector" : "int8 tiles";
   }
-  return tokens <= kMatvecTokens ? "fp32 matrix-vector" : "fp32 tiles";
+  if (tokens <= kMatvecTokens) return "fp32 matrix-vector";
+  return product == ProductType::kBf16 && has_matmul_bf16() ? "bf16 oneDNN" : "fp32 tiles";
 }
 
 }  // namespace longkv

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
 #include "base/threads.h"
 #include "ops/quantize_rows.h"
@@ -30,8 +29,11 @@ class MatmulInput {
 
 class Matmul {
  public:
+  // Where `type` is not supported, a notice is printed and fp32 takes its place (see type()).
   Matmul(ThreadPool& pool, ProductType type);
-  ~Matmul();
+
+  // Whether this build and the active instruction-set level have the product; false only for kBf16.
+  static bool supports(ProductType type);
 
   // y[t][r] = sum_c w[r][c] * x[t][c] for all tokens of `in`; y has a row stride of `y_stride` values.
   // A few tokens go to the memory-bound matrix-vector kernels, many to the tiled prompt kernels; the result of a token
@@ -44,10 +46,8 @@ class Matmul {
   static const char* kernel_name(TensorType type, ProductType product, int64_t tokens);
 
  private:
-  struct Scratch;
   ThreadPool& pool_;
   ProductType type_;
-  std::unique_ptr<Scratch> scratch_;
 };
 
 // Parts, also called by benchmarks and tests:

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "base/float16.h"
 #include "quant/tensor_type.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -25,7 +26,7 @@ constexpr int kTokens = 12;  // 32 vector registers: 24 sums, two weights, one a
 constexpr int kTokens = 6;
 #endif
 constexpr int kTaskPanels = 2;
-constexpr int64_t kChunk = 256;  // columns decoded at a time: a panel of 16 rows is 16 KiB
+constexpr int64_t kChunk = 320;  // most columns decoded at a time: a panel of 16 rows is 20 KiB
 constexpr int64_t kTokenBlock = 48;
 constexpr int64_t kMinTokenRange = 64;
 constexpr int kMaxPanelRows = 32;
@@ -51,6 +52,11 @@ void decode_row(const Weight& w, int64_t row, int64_t col, int64_t n, float* out
       int64_t i = 0;
       for (; i + lanes <= n; i += lanes) hn::StoreU(hn::PromoteTo(d, hn::LoadU(d16, src + i)), d, out + i);
       if (i < n) dequantize(w.type, reinterpret_cast<const uint8_t*>(src + i), out + i, n - i);
+      return;
+    }
+    case TensorType::kBF16: {
+      const bf16_t* src = reinterpret_cast<const bf16_t*>(w.row(row)) + col;
+      for (int64_t i = 0; i < n; ++i) out[i] = to_float(src[i]);
       return;
     }
     default: {
@@ -137,8 +143,12 @@ void run_task(const Weight& w, const float* x, float* y, int64_t y_stride, const
   const int64_t rows = panel_rows();
   alignas(64) static thread_local float decoded[kMaxPanelRows * kChunk];
   alignas(64) static thread_local float panels[kTaskPanels][kMaxPanelRows * kChunk];
-  for (int64_t col = 0; col < w.cols; col += kChunk) {
-    const int64_t columns = std::min(kChunk, w.cols - col);
+  // Equal chunks of whole file blocks and of at least 32 columns.
+  const int64_t step = std::max<int64_t>(32, tensor_type_info(w.type)->block_values);
+  const int64_t chunks = (w.cols + kChunk - 1) / kChunk;
+  const int64_t chunk = std::min(kChunk / step * step, ((w.cols + chunks - 1) / chunks + step - 1) / step * step);
+  for (int64_t col = 0; col < w.cols; col += chunk) {
+    const int64_t columns = std::min(chunk, w.cols - col);
     int64_t valid[kTaskPanels];
     for (int p = 0; p < kTaskPanels; ++p) {
       const int64_t row = task.row0 + p * rows;

@@ -10,6 +10,7 @@
 
 #include "base/cpu.h"
 #include "base/float16.h"
+#include "base/log.h"
 #include "ops/matmul_f32.h"
 #include "quant/block_formats.h"
 #include "quant/tensor_type.h"
@@ -180,6 +181,7 @@ class EveryLevel : public ::testing::Test {
 };
 using MatmulInt8 = EveryLevel;
 using MatmulF32 = EveryLevel;
+using MatmulRun = EveryLevel;
 
 std::vector<float> product_int8(const Matrix& m, const QuantizedRows& x, int64_t y_stride, int threads) {
   std::vector<float> y(size_t(x.tokens * y_stride), std::numeric_limits<float>::quiet_NaN());
@@ -309,6 +311,63 @@ TEST_F(MatmulF32, EqualsDoubleReference) {
       }
     }
   }
+}
+
+// Matmul picks a kernel by product type, weight type and token count; each must give the product of the fp32 input up
+// to the rounding that its product type stands for: 8 bits per group of 32 activations, or 8 bits of mantissa for bf16.
+TEST_F(MatmulRun, EveryProductTypeAndTokenCount) {
+  Random random(6);
+  std::normal_distribution<float> normal;
+  std::vector<TensorType> types(std::begin(kFloatTypes), std::end(kFloatTypes));
+  types.insert(types.end(), std::begin(kInt8Types), std::end(kInt8Types));
+  ThreadPool pool(2);
+  for (IsaLevel level : available_isa_levels()) {
+    ASSERT_TRUE(set_active_isa(level).ok());
+    for (ProductType product : {ProductType::kInt8, ProductType::kF32, ProductType::kBf16}) {
+      if (!Matmul::supports(product)) continue;
+      Matmul matmul(pool, product);
+      ASSERT_EQ(matmul.type(), product);
+      for (TensorType type : types) {
+        const int64_t rows = 70, cols = 512;
+        const Matrix m = make_matrix(type, rows, cols, Fill::kRandom, random);
+        for (int64_t tokens : {1, 2, 4, 5, 8, 9, 40}) {
+          std::vector<float> x(size_t(tokens * cols));
+          for (float& v : x) v = normal(random);
+          MatmulInput in;
+          in.reset(x.data(), tokens, cols);
+          std::vector<float> y(size_t(tokens * rows), std::numeric_limits<float>::quiet_NaN());
+          matmul.run(m.weight, in, y.data(), rows);
+          double error = 0, size = 0;
+          for (int64_t t = 0; t < tokens; ++t) {
+            for (int64_t r = 0; r < rows; ++r) {
+              double sum = 0;
+              for (int64_t c = 0; c < cols; ++c) {
+                sum += double(m.decoded[size_t(r * cols + c)]) * x[size_t(t * cols + c)];
+              }
+              const double difference = y[size_t(t * rows + r)] - sum;
+              error += difference * difference;
+              size += sum * sum;
+            }
+          }
+          // Relative rounding of one factor, times a small constant for offsets that cancel.
+          const bool int8 = product == ProductType::kInt8 && has_int8_form(type);
+          const double tolerance = int8 ? 4.0 / 254 : product == ProductType::kBf16 ? 4 * 0x1p-8 : 1e-5;
+          ASSERT_LT(std::sqrt(error), tolerance * std::sqrt(size))
+              << tensor_type_info(type)->name << ", " << tokens << " tokens, "
+              << Matmul::kernel_name(type, product, tokens) << ", " << isa_name(level);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(MatmulRun, UnsupportedTypeIsNoticedAndReplaced) {
+  ASSERT_TRUE(set_active_isa(available_isa_levels().front()).ok());
+  ASSERT_FALSE(Matmul::supports(ProductType::kBf16));
+  ThreadPool pool(1);
+  const int64_t before = notice_count();
+  EXPECT_EQ(Matmul(pool, ProductType::kBf16).type(), ProductType::kF32);
+  EXPECT_EQ(notice_count(), before + 1);
 }
 
 }  // namespace
