@@ -39,7 +39,7 @@ void bits_scan_tile(const uint8_t* tile, int64_t groups, const BitsTables* table
                     int64_t stride);
 
 // Scores of the blocks that `rows` >= 1 consecutive token scores make up, the last one perhaps open:
-// out[b] = root * ln(sum over the block's tokens of exp(score / root)).
+// out[b] = root * ln(sum over the block's tokens of exp(score / root)), NaN if one of them is.
 void bits_block_scores(const float* scores, int64_t block, int64_t rows, float root, float* out);
 
 // Writes the signs and magnitudes of a rotated key ([groups * 32], of which `dim` count) as token t of a tile.

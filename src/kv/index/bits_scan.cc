@@ -7,6 +7,8 @@
 // After highway.h: the maths library is compiled once for each target.
 #include <hwy/contrib/math/math-inl.h>
 
+#include "ops/fast_exp-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace longkv {
 namespace HWY_NAMESPACE {
@@ -96,7 +98,7 @@ void ScanTile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int
 void BlockScores(const float* s, int64_t block, int64_t rows, float root, float* out) {
   const hn::ScalableTag<float> d;
   const int64_t lanes = int64_t(hn::Lanes(d));
-  const auto scale = hn::Set(d, 1.0f / root);
+  const auto scale = hn::Set(d, kLog2E / root);
   constexpr int64_t kAtOnce = 64;
   alignas(64) float peaks[kAtOnce], sums[kAtOnce];
   for (float& x : peaks) x = 0.0f;
@@ -115,18 +117,19 @@ void BlockScores(const float* s, int64_t block, int64_t rows, float root, float*
       const auto peak = hn::MaxOfLanes(d, peak_lanes);
       auto sum = hn::Zero(d);
       for (i = 0; i + lanes <= n; i += lanes) {
-        sum = hn::Add(sum, hn::Exp(d, hn::Mul(hn::Sub(hn::LoadU(d, t + i), peak), scale)));
+        sum = hn::Add(sum, fast_exp2(d, hn::Mul(hn::Sub(hn::LoadU(d, t + i), peak), scale)));
       }
       if (i < n) {
-        const auto e = hn::Exp(d, hn::Mul(hn::Sub(hn::MaskedLoad(rest, d, t + i), peak), scale));
+        const auto e = fast_exp2(d, hn::Mul(hn::Sub(hn::MaskedLoad(rest, d, t + i), peak), scale));
         sum = hn::Add(sum, hn::IfThenElseZero(rest, e));
       }
       peaks[b] = hn::GetLane(peak);
       sums[b] = hn::GetLane(hn::SumOfLanes(d, sum));
     }
     for (int64_t b = 0; b < count; b += lanes) {
-      const auto log = hn::Log(d, hn::LoadU(d, sums + b));
-      hn::StoreU(hn::MulAdd(log, hn::Set(d, root), hn::LoadU(d, peaks + b)), d, peaks + b);
+      const auto sum = hn::LoadU(d, sums + b);
+      const auto score = hn::MulAdd(hn::Log(d, sum), hn::Set(d, root), hn::LoadU(d, peaks + b));
+      hn::StoreU(hn::IfThenElse(hn::IsNaN(sum), sum, score), d, peaks + b);  // Log does not pass NaN on
     }
     for (int64_t b = 0; b < count; ++b) out[first + b] = peaks[b];
   }
