@@ -63,19 +63,20 @@ HWY_INLINE void AddDots(const T* HWY_RESTRICT w, int64_t w_stride, const float* 
   }
 }
 
-// kRowCount rows of one weight matrix against kTokenCount tokens; the order of operations in a row does not depend on
-// the other rows.
+// kRowCount rows, `apart` rows from each other, against kTokenCount tokens; the order of operations in a row does not
+// depend on the other rows.
 template <int kRowCount, int kTokenCount>
-HWY_INLINE void Rows(const Weight& w, int64_t row, const float* x, float* y, int64_t y_stride) {
+HWY_INLINE void Rows(const Weight& w, int64_t row, int64_t apart, const float* x, float* y, int64_t y_stride) {
   float sums[kRowCount * kTokens] = {};
   const uint8_t* first = w.row(row);
+  const int64_t stride = apart * w.row_bytes;
   if (w.type == TensorType::kF32) {
-    AddDots<kRowCount, kTokenCount>(reinterpret_cast<const float*>(first), w.row_bytes / 4, x, w.cols, w.cols, sums);
+    AddDots<kRowCount, kTokenCount>(reinterpret_cast<const float*>(first), stride / 4, x, w.cols, w.cols, sums);
   } else if (w.type == TensorType::kF16) {
-    AddDots<kRowCount, kTokenCount>(reinterpret_cast<const hwy::float16_t*>(first), w.row_bytes / 2, x, w.cols, w.cols,
+    AddDots<kRowCount, kTokenCount>(reinterpret_cast<const hwy::float16_t*>(first), stride / 2, x, w.cols, w.cols,
                                     sums);
   } else if (w.type == TensorType::kBF16) {
-    AddDots<kRowCount, kTokenCount>(reinterpret_cast<const hwy::bfloat16_t*>(first), w.row_bytes / 2, x, w.cols, w.cols,
+    AddDots<kRowCount, kTokenCount>(reinterpret_cast<const hwy::bfloat16_t*>(first), stride / 2, x, w.cols, w.cols,
                                     sums);
   } else {
     const TensorTypeInfo& info = *tensor_type_info(w.type);
@@ -83,22 +84,23 @@ HWY_INLINE void Rows(const Weight& w, int64_t row, const float* x, float* y, int
     for (int64_t c = 0; c < w.cols; c += kTile) {
       const int64_t n = w.cols - c < kTile ? w.cols - c : kTile;
       for (int r = 0; r < kRowCount; ++r) {
-        dequantize(w.type, w.row(row + r) + c / info.block_values * info.block_bytes, tile + r * kTile, n);
+        dequantize(w.type, w.row(row + r * apart) + c / info.block_values * info.block_bytes, tile + r * kTile, n);
       }
       AddDots<kRowCount, kTokenCount>(static_cast<const float*>(tile), kTile, x + c, w.cols, n, sums);
     }
   }
   for (int r = 0; r < kRowCount; ++r) {
-    for (int t = 0; t < kTokenCount; ++t) y[t * y_stride + row + r] = sums[r * kTokens + t];
+    for (int t = 0; t < kTokenCount; ++t) y[t * y_stride + row + r * apart] = sums[r * kTokens + t];
   }
 }
 
 template <int kTokenCount>
 void RowRange(const Weight& w, int64_t begin, int64_t end, const float* x, float* y, int64_t y_stride) {
   constexpr int kRowCount = kTokenCount <= 2 ? 4 : 2;  // 16 vector registers
-  int64_t r = begin;
-  for (; r + kRowCount <= end; r += kRowCount) Rows<kRowCount, kTokenCount>(w, r, x, y, y_stride);
-  for (; r < end; ++r) Rows<1, kTokenCount>(w, r, x, y, y_stride);
+  // Rows that lie far apart are so many streams of memory; see matvec_x86_small.h.
+  const int64_t apart = (end - begin) / kRowCount;
+  for (int64_t k = 0; k < apart; ++k) Rows<kRowCount, kTokenCount>(w, begin + k, apart, x, y, y_stride);
+  for (int64_t r = begin + kRowCount * apart; r < end; ++r) Rows<1, kTokenCount>(w, r, 0, x, y, y_stride);
 }
 
 void MatvecF32Rows(const Weight& w, int64_t begin, int64_t end, const float* x, int64_t tokens, float* y,
