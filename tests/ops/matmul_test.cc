@@ -240,6 +240,14 @@ TEST_F(MatmulInt8, ExtremesNeitherSaturateNorWrap) {
   }
 }
 
+// From 1024 rows on, tasks are wider.
+TEST_F(MatmulInt8, ManyRows) {
+  Random random(7);
+  const Matrix m = make_matrix(TensorType::kQ4_1, 1063, 96, Fill::kRandom, random);
+  const QuantizedRows x = make_rows(7, 96, false, random);
+  expect_product(m, values_of(x), 7, product_int8(m, x, 1064, 3), 1064, false);
+}
+
 // Bits depend neither on the thread count nor on the tokens that come along.
 TEST_F(MatmulInt8, BitsDependOnTheTokenAlone) {
   Random random(4);
