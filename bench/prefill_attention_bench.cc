@@ -1,7 +1,7 @@
 // Prefill attention in GFLOP/s (scores and values, exponentials not counted) beside oneDNN's f32 matrix product.
 //
-// Arguments of the attention rows: queries, rows before them, channels, query heads per KV head. Threads: LONGKV_THREADS,
-// else every core.
+// Arguments of the attention rows: queries, rows before them, channels, query heads per KV head. Threads:
+// LONGKV_THREADS, else every core.
 #include <benchmark/benchmark.h>
 
 #include <cstdlib>
@@ -67,8 +67,8 @@ void prefill_attention(benchmark::State& state) {
   args.out = out.data();
   for (auto _ : state) attention.run(args);
   const double pairs = double(tokens) * double(depth) + 0.5 * double(tokens) * double(tokens + 1);
-  state.counters["GFLOP/s"] = benchmark::Counter(4e-9 * pairs * double(dim * kv_heads * group),
-                                                 benchmark::Counter::kIsIterationInvariantRate);
+  state.counters["GFLOP/s"] =
+      benchmark::Counter(4e-9 * pairs * double(dim * kv_heads * group), benchmark::Counter::kIsIterationInvariantRate);
 }
 BENCHMARK(prefill_attention)
     ->ArgNames({"tokens", "depth", "dim", "group"})

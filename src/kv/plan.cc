@@ -1,8 +1,7 @@
 #include "kv/plan.h"
 
 #include <algorithm>
-#include <limits>
-#include <optional>
+#include <vector>
 
 #include "base/checked.h"
 #include "base/error.h"

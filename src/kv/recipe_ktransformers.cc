@@ -1,6 +1,7 @@
 // KTransformers' long-context configuration as a recipe. Meanings that differ from KTransformers' (whose own code drops
 // or contradicts some settings) are listed in docs/recipes.md.
 #include <algorithm>
+#include <cctype>
 #include <map>
 
 #include "base/error.h"

@@ -1,6 +1,7 @@
 #include "kv/recipe_presets.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "kv/recipe_fields.h"
@@ -145,7 +146,7 @@ void adapt(const Recipe& preset, const RecipePart& part, Recipe& recipe) {
   const int64_t forced = select.sink + select.local + block - 1 + select.token_step - 1;
   if (forced + block > select.budget && select.local > 0 && !overrides(part, "local")) {
     const double share = double(preset.select.local) / double(preset.select.budget);
-    const int64_t blocks = int64_t(double(select.budget) * share / double(block) + 0.5);
+    const int64_t blocks = std::llround(double(select.budget) * share / double(block));
     select.local = std::max<int64_t>(1, blocks) * block;
     recipe.notes.push_back(
         fmt::format("local={}: the published {} of {} tokens, in proportion to budget={}, in whole "

@@ -5,7 +5,6 @@
 
 #include <nlohmann/json.hpp>
 
-
 namespace longkv {
 namespace {
 
