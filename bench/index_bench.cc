@@ -82,7 +82,7 @@ void step(benchmark::State& state) {
   recipe.index.kind = IndexKind(state.range(0));
   recipe.select.all = false;
   recipe.select.aggregate = Aggregate::kSoftmaxSum;
-  ThreadPool pool(2);
+  ThreadPool pool(1);  // the cost of one thread
   auto session =
       std::move(KvSession::create(shape, recipe, {rows + 4096}, {1.0f / std::sqrt(float(dim)), 0.0f}, pool)).value();
   if (!session->fill_random(rows, 1).ok()) return state.SkipWithError("fill_random failed");

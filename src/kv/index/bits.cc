@@ -5,6 +5,7 @@
 // scaled by (softmax scale * sqrt(D)) that is the estimated log of the block's softmax mass. With block = 1 it is s.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "base/checked.h"
 #include "base/error.h"
@@ -63,16 +64,8 @@ class BitsIndex final : public BlockIndex {
 
   void score(int kv_head, const float* q, int n_q, int64_t block_begin, int64_t block_end, float* scores,
              int64_t stride) const override {
-    thread_local std::vector<float> rotated;
-    thread_local std::vector<BitsTables> tables;
     thread_local std::vector<float> tokens;  // [n_q][token_stride]
-    rotated.assign(size_t(groups_ * kBitsGroup), 0.0f);
-    tables.resize(size_t(n_q * groups_));
-    for (int j = 0; j < n_q; ++j) {
-      std::copy(q + j * dim_, q + (j + 1) * dim_, rotated.data());
-      if (rotate_) hadamard_rows(rotated.data(), dim_);
-      bits_tables(rotated.data(), groups_, tables.data() + j * groups_);
-    }
+    const std::vector<BitsTables>& tables = prepare(q, n_q);
     // Whole tiles that cover some whole blocks at a time, so that token scores stay in the first-level cache.
     const int64_t step = std::max<int64_t>(1, kTokensAtOnce / block_);
     const int64_t token_stride = round_up(step * block_, kBitsTile) + kBitsTile;
@@ -113,6 +106,34 @@ class BitsIndex final : public BlockIndex {
     std::vector<float> keys;    // scratch: decoded rows
     std::vector<float> padded;  // scratch: one rotated key
   };
+
+  // Tables of the group's queries. Refining asks for many short ranges with the same queries, so a thread keeps the
+  // last ones it made, together with what they were made from.
+  const std::vector<BitsTables>& prepare(const float* q, int n_q) const {
+    struct Prepared {
+      std::vector<float> q;
+      int64_t dim = 0;
+      bool rotate = false;
+      std::vector<float> rotated;
+      std::vector<BitsTables> tables;
+    };
+    thread_local Prepared last;
+    const size_t n = size_t(n_q * dim_);
+    const bool same = last.q.size() == n && last.dim == dim_ && last.rotate == rotate_ &&
+                      std::memcmp(last.q.data(), q, n * sizeof(float)) == 0;
+    if (same) return last.tables;
+    last.q.assign(q, q + n);
+    last.dim = dim_;
+    last.rotate = rotate_;
+    last.rotated.assign(size_t(groups_ * kBitsGroup), 0.0f);
+    last.tables.resize(size_t(n_q * groups_));
+    for (int j = 0; j < n_q; ++j) {
+      std::copy(q + j * dim_, q + (j + 1) * dim_, last.rotated.data());
+      if (rotate_) hadamard_rows(last.rotated.data(), dim_);
+      bits_tables(last.rotated.data(), groups_, last.tables.data() + j * groups_);
+    }
+    return last.tables;
+  }
 
   uint8_t* tile(int kv_head, int64_t t) {
     return tiles_.data() + (int64_t(kv_head) * head_tiles_ + t) * bits_tile_bytes(dim_);

@@ -39,7 +39,13 @@ void bits_tables(const float* q, int64_t groups, BitsTables* tables) {
       for (int p = 0; p < 16; ++p) {
         float sum = 0;
         for (int i = 0; i < 4; ++i) sum += (p >> i & 1) != 0 ? x[i] : -x[i];
-        const float level = inverse > 0 ? std::nearbyint(sum * inverse) : 0.0f;
+        // Adding 1.5 * 2^23 rounds to the nearest whole number without a library call.
+        // Adding 1.5 * 2^23 rounds to the nearest whole number without a library call.
+        float level = inverse > 0 ? (sum * inverse + 12582912.0f) - 12582912.0f : 0.0f;
+        if (level != level) {  // a NaN query scores NaN
+          table.step = level;
+          level = 0;
+        }
         table.bytes[n][p] = uint8_t(std::clamp(int(level) + kBitsBias, 0, 2 * kBitsBias));
       }
     }
