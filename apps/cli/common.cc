@@ -1,0 +1,231 @@
+#include "common.h"
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include "base/cpu.h"
+#include "base/error.h"
+#include "base/log.h"
+
+namespace longkv::cli {
+
+int report(const Status& status) {
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "error: %s\n", status.message().c_str());
+  return status.code() == Code::kInvalidArgument ? 2 : 1;
+}
+
+void add_global_options(CLI::App& command, GlobalOptions& o) {
+  command.add_option("--isa", o.isa, "Instruction-set level (see 'longkv version'); also LONGKV_ISA")
+      ->envname("LONGKV_ISA");
+  command.add_flag("--strict", o.strict, "Make every notice (fallback, rounding, ignored setting) an error");
+  command.add_flag("-v,--verbose", o.verbose, "Print more to standard error");
+  command.add_flag("-q,--quiet", o.quiet, "Print only errors and notices to standard error");
+  command.add_flag("--json", o.json, "Print results as JSON");
+}
+
+void add_model_options(CLI::App& command, ModelOptions& o, bool with_recipe) {
+  command.add_option("-m,--model", o.model, "GGUF model file (first shard of a split model)")->required();
+  command.add_option("-t,--threads", o.threads, "Threads; default: physical cores of one NUMA node")
+      ->check(CLI::Range(1, 4096));
+  command.add_option("-c,--ctx-size", o.context,
+                     "Context in tokens (K, M allowed); default: what fits, at most as trained");
+  command.add_option("-b,--batch-size,--ub,--ubatch-size", o.chunk, "Prompt tokens that pass a layer together")
+      ->check(CLI::Range(int64_t(1), int64_t(1) << 20))
+      ->capture_default_str();
+  command.add_option("--prefill-type", o.prefill_type, "Products: int8, f32 or bf16 (decode follows: int8 or f32)")
+      ->check(CLI::IsMember({"int8", "f32", "bf16"}))
+      ->capture_default_str();
+  command.add_option("--prefill-order", o.prefill_order, "Prompt schedule: layer (major) or chunk (major)")
+      ->check(CLI::IsMember({"layer", "chunk"}))
+      ->capture_default_str();
+  if (with_recipe) {
+    command.add_option("--kv", o.kv, "KV recipe, e.g. full, quest:budget=1024")->capture_default_str();
+    command.add_option("--kv-config", o.kv_config, "KTransformers config.yaml to take the recipe from");
+  }
+  command.add_option("--ctk,--cache-type-k", o.type_k, "Type of stored keys: f32, f16, bf16, q8_0, q4_0");
+  command.add_option("--ctv,--cache-type-v", o.type_v, "Type of stored values");
+  command.add_option("--fa,--flash-attn", o.flash_attn, "Accepted and ignored: there is one attention path");
+  command.add_option("--rope-scaling", o.rope_scaling, "Override: none, linear, ntk, yarn, longrope")
+      ->check(CLI::IsMember({"none", "linear", "ntk", "yarn", "longrope"}));
+  command.add_option("--rope-scale", o.rope_scale, "Override of the RoPE scaling factor");
+  command.add_option("--rope-freq-base", o.rope_base, "Override of the RoPE base");
+  command.add_option("--yarn-orig-ctx", o.yarn_original_context, "Override of YaRN's original context");
+}
+
+Status apply_global_options(const GlobalOptions& o) {
+  set_strict(o.strict);
+  set_log_level(o.quiet ? LogLevel::kQuiet : o.verbose ? LogLevel::kVerbose : LogLevel::kInfo);
+  if (!o.isa.empty()) {
+    const auto level = parse_isa(o.isa);
+    if (!level) {
+      std::string known;
+      for (IsaLevel l : available_isa_levels()) known += (known.empty() ? "" : ", ") + std::string(isa_name(l));
+      return fail(Code::kInvalidArgument, "instruction-set level '{}' is not known; this machine has {}", o.isa, known);
+    }
+    LONGKV_TRY(set_active_isa(*level));
+  }
+  return {};
+}
+
+Result<int64_t> parse_size(const std::string& text, const std::string& option) {
+  char* end = nullptr;
+  errno = 0;
+  const long long number = std::strtoll(text.c_str(), &end, 10);
+  int64_t unit = 1;
+  if (end != text.c_str() && *end != '\0' && end[1] == '\0') {
+    switch (*end) {
+      case 'k':
+      case 'K': unit = int64_t(1) << 10; break;
+      case 'm':
+      case 'M': unit = int64_t(1) << 20; break;
+      case 'g':
+      case 'G': unit = int64_t(1) << 30; break;
+      default: unit = 0;
+    }
+  } else if (*end != '\0') {
+    unit = 0;
+  }
+  int64_t value = 0;
+  if (text.empty() || errno != 0 || unit == 0 || number < 0 || __builtin_mul_overflow(int64_t(number), unit, &value)) {
+    return fail(Code::kInvalidArgument, "{} '{}' must be a number, optionally with K, M or G", option, text);
+  }
+  return value;
+}
+
+Result<std::string> read_text_file(const std::string& path, uint64_t limit) {
+  std::string text;
+  auto read_all = [&](std::istream& in) -> Status {
+    char buffer[1 << 16];
+    while (in.read(buffer, sizeof(buffer)) || in.gcount() > 0) {
+      text.append(buffer, size_t(in.gcount()));
+      if (text.size() > limit) return fail(Code::kInvalidArgument, "'{}' is larger than {} bytes", path, limit);
+    }
+    return {};
+  };
+  if (path == "-") {
+    LONGKV_TRY(read_all(std::cin));
+  } else {
+    std::ifstream in(path, std::ios::binary);
+    if (!in) return fail(Code::kIo, "cannot open '{}'", path);
+    LONGKV_TRY(read_all(in));
+    if (in.bad()) return fail(Code::kIo, "cannot read '{}'", path);
+  }
+  if (text.empty()) return fail(Code::kInvalidArgument, "'{}' is empty", path);
+  return text;
+}
+
+Status check_utf8(const std::string& text, const std::string& what) {
+  const auto* s = reinterpret_cast<const unsigned char*>(text.data());
+  for (size_t i = 0; i < text.size();) {
+    const unsigned char c = s[i];
+    const size_t n = c < 0x80                ? 1
+                     : c >= 0xc2 && c < 0xe0 ? 2
+                     : c >= 0xe0 && c < 0xf0 ? 3
+                     : c >= 0xf0 && c < 0xf5 ? 4
+                                             : 0;
+    bool good = n > 0 && i + n <= text.size();
+    for (size_t k = 1; good && k < n; ++k) good = (s[i + k] & 0xc0) == 0x80;
+    if (good && n == 3) good = !(c == 0xe0 && s[i + 1] < 0xa0) && !(c == 0xed && s[i + 1] >= 0xa0);
+    if (good && n == 4) good = !(c == 0xf0 && s[i + 1] < 0x90) && !(c == 0xf4 && s[i + 1] >= 0x90);
+    if (!good) {
+      return fail(Code::kInvalidArgument, "{} is not UTF-8: byte 0x{:02x} at offset {}; convert it first (iconv)", what,
+                  c, i);
+    }
+    i += n;
+  }
+  return {};
+}
+
+namespace {
+
+Result<RopeOverrides> rope_overrides(const ModelOptions& o) {
+  RopeOverrides r;
+  if (o.rope_scaling == "none") r.scaling = RopeScaling::kNone;
+  if (o.rope_scaling == "linear") r.scaling = RopeScaling::kLinear;
+  if (o.rope_scaling == "ntk") r.scaling = RopeScaling::kNtk;
+  if (o.rope_scaling == "yarn") r.scaling = RopeScaling::kYarn;
+  if (o.rope_scaling == "longrope") r.scaling = RopeScaling::kLongRope;
+  if (o.rope_scale != 0) r.factor = o.rope_scale;
+  if (o.rope_base != 0) r.base = o.rope_base;
+  if (o.yarn_original_context != 0) r.original_context = o.yarn_original_context;
+  return r;
+}
+
+Status override_store(const std::string& name, const char* option, KvType& type) {
+  if (name.empty()) return {};
+  const auto parsed = parse_kv_type(name);
+  if (!parsed)
+    return fail(Code::kInvalidArgument, "{} '{}' is not known; known are f32, f16, bf16, q8_0, q4_0", option, name);
+  type = *parsed;
+  return {};
+}
+
+}  // namespace
+
+Result<Opened> open_model(const ModelOptions& o) {
+  Opened opened;
+  LONGKV_ASSIGN(opened.recipe, parse_recipe(o.kv));
+  if (!o.kv_config.empty()) {
+    if (o.kv != "full") return fail(Code::kInvalidArgument, "--kv and --kv-config both name a recipe; give one");
+    LONGKV_ASSIGN(const std::string yaml, read_text_file(o.kv_config, uint64_t(1) << 20));
+    LONGKV_ASSIGN(opened.recipe, parse_ktransformers_yaml(yaml));
+  }
+  LONGKV_TRY(override_store(o.type_k, "--cache-type-k", opened.recipe.store.k));
+  LONGKV_TRY(override_store(o.type_v, "--cache-type-v", opened.recipe.store.v));
+  LONGKV_TRY(validate_recipe(opened.recipe));
+  if (!o.flash_attn.empty()) LONGKV_TRY(notice("--flash-attn is ignored: longkv has one attention path"));
+  opened.products = o.prefill_type == "f32"    ? ProductType::kF32
+                    : o.prefill_type == "bf16" ? ProductType::kBf16
+                                               : ProductType::kInt8;
+  opened.order = o.prefill_order == "chunk" ? PrefillOrder::kChunkMajor : PrefillOrder::kLayerMajor;
+  LONGKV_ASSIGN(const RopeOverrides rope, rope_overrides(o));
+  LONGKV_ASSIGN(opened.model, LoadedModel::load(o.model, rope));
+  opened.pool = std::make_unique<ThreadPool>(o.threads > 0 ? o.threads : default_threads());
+  opened.context = opened.model->config().context;
+  if (!o.context.empty()) {
+    LONGKV_ASSIGN(opened.context, parse_size(o.context, "--ctx-size"));
+    if (opened.context == 0) opened.context = opened.model->config().context;
+  }
+  if (opened.context > opened.model->config().context) {
+    LONGKV_TRY(
+        notice(fmt::format("the context of {} tokens is beyond the {} that the model was trained for; quality may fall",
+                           opened.context, opened.model->config().context)));
+  }
+  return opened;
+}
+
+Result<std::unique_ptr<Session>> make_session(const Opened& opened, const ModelOptions& o) {
+  SessionOptions s;
+  s.context = opened.context;
+  s.recipe = opened.recipe;
+  s.products = opened.products;
+  s.chunk = o.chunk;
+  s.order = opened.order;
+  return Session::create(opened.model, s, *opened.pool);
+}
+
+namespace {
+
+std::atomic<bool> g_interrupted{false};
+
+void on_signal(int signal) {
+  if (g_interrupted.exchange(true)) {
+    std::signal(signal, SIG_DFL);
+    std::raise(signal);
+  }
+}
+
+}  // namespace
+
+const std::atomic<bool>* install_interrupt_flag() {
+  std::signal(SIGINT, on_signal);
+  std::signal(SIGTERM, on_signal);
+  return &g_interrupted;
+}
+
+}  // namespace longkv::cli

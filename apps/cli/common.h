@@ -1,0 +1,75 @@
+// What several subcommands share: exit codes, common options, opening a model, reading prompt text.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "base/threads.h"
+#include "engine/session.h"
+#include "kv/recipe.h"
+#include "longkv/status.h"
+#include "model/model.h"
+
+namespace longkv::cli {
+
+// Prints "error: ..." to standard error; 2 for usage (kInvalidArgument), 1 otherwise, 0 for an ok status.
+int report(const Status& status);
+
+// Options that mean the same in every command that runs a model.
+struct ModelOptions {
+  std::string model;
+  int threads = 0;      // 0: physical cores of one NUMA node
+  std::string context;  // tokens with K, M; empty: what fits, at most the trained length
+  int64_t chunk = 512;
+  std::string kv = "full";
+  std::string kv_config;       // KTransformers config.yaml
+  std::string type_k, type_v;  // override the recipe's store
+  std::string prefill_type = "int8";
+  std::string prefill_order = "layer";
+  std::string flash_attn;  // accepted for llama.cpp's users; there is one path
+  std::string rope_scaling;
+  double rope_scale = 0, rope_base = 0;
+  int64_t yarn_original_context = 0;
+};
+// Options of every command: --isa, --strict, -v, --json.
+struct GlobalOptions {
+  std::string isa;
+  bool strict = false;
+  bool verbose = false;
+  bool quiet = false;
+  bool json = false;
+};
+
+void add_global_options(CLI::App& command, GlobalOptions& options);
+void add_model_options(CLI::App& command, ModelOptions& options, bool with_recipe);
+
+// Applies --isa (or LONGKV_ISA), --strict and verbosity. Call first.
+Status apply_global_options(const GlobalOptions& options);
+
+// A model opened with its recipe; the pool outlives everything that uses it.
+struct Opened {
+  std::unique_ptr<ThreadPool> pool;
+  std::shared_ptr<const LoadedModel> model;
+  Recipe recipe;
+  ProductType products = ProductType::kInt8;
+  PrefillOrder order = PrefillOrder::kLayerMajor;
+  int64_t context = 0;  // tokens; resolved
+};
+Result<Opened> open_model(const ModelOptions& options);
+// A session under another recipe or context over the same opened model.
+Result<std::unique_ptr<Session>> make_session(const Opened& opened, const ModelOptions& options);
+
+// "128K" -> 131072. K, M, G are powers of two. Errors: kInvalidArgument naming the option.
+Result<int64_t> parse_size(const std::string& text, const std::string& option);
+
+// Whole file ("-" = standard input). Errors: kIo, kInvalidArgument when empty or larger than `limit` bytes.
+Result<std::string> read_text_file(const std::string& path, uint64_t limit = uint64_t(1) << 32);
+// kInvalidArgument with the offset of the first bad byte when `text` is not UTF-8.
+Status check_utf8(const std::string& text, const std::string& what);
+
+// Set by Ctrl-C (SIGINT) and SIGTERM once installed; a second signal ends the process at once.
+const std::atomic<bool>* install_interrupt_flag();
+
+}  // namespace longkv::cli
