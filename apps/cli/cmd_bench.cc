@@ -1,0 +1,291 @@
+// `longkv bench`: llama-bench's tests and rows, for one or several KV recipes.
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+#include <memory>
+#include <random>
+
+#include "base/bandwidth.h"
+#include "base/cpu.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "bench_rows.h"
+#include "commands.h"
+#include "common.h"
+#include "model_label.h"
+
+namespace longkv::cli {
+
+namespace {
+
+struct BenchOptions {
+  GlobalOptions global;
+  ModelOptions model;
+  std::string prompts = "512", generations = "128", depths = "0", threads, recipes = "full";
+  std::vector<std::string> pairs;
+  int repetitions = 5;
+  std::string output = "md";
+  std::string fill = "computed";
+  bool no_warmup = false;
+};
+
+struct BenchTest {
+  int64_t prompt = 0, generate = 0, depth = 0;
+};
+
+// "512,1024-4096+1024,8192-65536*2": numbers with K/M, ranges with an additive or multiplicative step.
+Result<std::vector<int64_t>> parse_list(const std::string& text, const std::string& option) {
+  std::vector<int64_t> values;
+  size_t begin = 0;
+  while (begin <= text.size()) {
+    const size_t comma = std::min(text.find(',', begin), text.size());
+    const std::string item = text.substr(begin, comma - begin);
+    begin = comma + 1;
+    const size_t dash = item.find('-');
+    if (dash == std::string::npos) {
+      LONGKV_ASSIGN(const int64_t v, parse_size(item, option));
+      values.push_back(v);
+      continue;
+    }
+    const size_t step_at = item.find_first_of("+*", dash);
+    LONGKV_ASSIGN(const int64_t first, parse_size(item.substr(0, dash), option));
+    LONGKV_ASSIGN(
+        const int64_t last,
+        parse_size(item.substr(dash + 1, step_at == std::string::npos ? step_at : step_at - dash - 1), option));
+    int64_t step = 1;
+    if (step_at != std::string::npos) {
+      LONGKV_ASSIGN(step, parse_size(item.substr(step_at + 1), option));
+    }
+    const bool multiply = step_at != std::string::npos && item[step_at] == '*';
+    if (step < (multiply ? 2 : 1) || (multiply && first == 0)) {
+      return fail(Code::kInvalidArgument, "{}: the range '{}' does not advance", option, item);
+    }
+    for (int64_t v = first; v <= last; v = multiply ? v * step : v + step) {
+      values.push_back(v);
+      if (values.size() > 10000)
+        return fail(Code::kInvalidArgument, "{}: more than 10000 values in '{}'", option, item);
+    }
+  }
+  return values;
+}
+
+// "full,quest:block=16,budget=1024": a comma starts a new recipe unless a key=value pair follows or parentheses are
+// open.
+std::vector<std::string> split_recipes(const std::string& text) {
+  std::vector<std::string> recipes;
+  std::string piece;
+  int depth = 0;
+  auto flush = [&] {
+    const size_t equals = piece.find('='), other = piece.find_first_of(":(+ ");
+    const bool continues =
+        !recipes.empty() && equals != std::string::npos && (other == std::string::npos || equals < other);
+    if (continues) {
+      recipes.back() += "," + piece;
+    } else {
+      recipes.push_back(piece);
+    }
+    piece.clear();
+  };
+  for (char c : text) {
+    depth += c == '(' ? 1 : c == ')' ? -1 : 0;
+    if (c == ',' && depth == 0) {
+      flush();
+    } else {
+      piece += c;
+    }
+  }
+  flush();
+  return recipes;
+}
+
+Result<std::vector<BenchTest>> tests_of(const BenchOptions& o) {
+  LONGKV_ASSIGN(const auto prompts, parse_list(o.prompts, "-p"));
+  LONGKV_ASSIGN(const auto generations, parse_list(o.generations, "-n"));
+  LONGKV_ASSIGN(const auto depths, parse_list(o.depths, "-d"));
+  std::vector<BenchTest> tests;
+  for (int64_t depth : depths) {
+    for (int64_t p : prompts) {
+      if (p > 0) tests.push_back({p, 0, depth});
+    }
+    for (int64_t n : generations) {
+      if (n > 0) tests.push_back({0, n, depth});
+    }
+    for (const std::string& pair : o.pairs) {
+      LONGKV_ASSIGN(const auto pg, parse_list(pair, "-pg"));
+      if (pg.size() != 2) return fail(Code::kInvalidArgument, "-pg '{}' must be two numbers, prompt,generate", pair);
+      tests.push_back({pg[0], pg[1], depth});
+    }
+  }
+  if (tests.empty()) return fail(Code::kInvalidArgument, "nothing to measure: -p, -n and -pg are all 0");
+  return tests;
+}
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  char text[32];
+  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
+  return text;
+}
+
+class BenchRunner {
+ public:
+  BenchRunner(const Opened& opened, const BenchOptions& options, const std::atomic<bool>* cancel)
+      : opened_(opened), options_(options), cancel_(cancel), random_(1) {}
+
+  // Brings the session to `depth`, then times the repetitions; between them the sequence is cut back to that depth.
+  Status measure(const BenchTest& test, BenchRow& row) {
+    LONGKV_TRY(start(test));
+    if (!options_.no_warmup)
+      LONGKV_TRY(repeat({std::min<int64_t>(test.prompt, 32), std::min<int64_t>(test.generate, 2), test.depth}));
+    session_->kv().reset_stats();
+    for (int i = 0; i < options_.repetitions; ++i) {
+      LONGKV_TRY(rewind(test));
+      const auto begin = std::chrono::steady_clock::now();
+      LONGKV_TRY(repeat(test));
+      row.seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }
+    const KvStats& stats = session_->kv().stats();
+    if (test.prompt == 0 && stats.steps > 0) {
+      row.kv_bytes_per_token = double(stats.kv_bytes + stats.index_bytes) / double(stats.steps);
+      row.weight_bytes_per_token = double(opened_.model->weights().bytes_per_token());
+    }
+    return {};
+  }
+
+ private:
+  Status start(const BenchTest& test) {
+    SessionOptions s;
+    s.context = test.depth + test.prompt + test.generate + 32;
+    s.recipe = opened_.recipe;
+    s.products = opened_.products;
+    s.order = opened_.order;
+    s.chunk = options_.model.chunk;
+    session_.reset();
+    LONGKV_ASSIGN(session_, Session::create(opened_.model, s, *opened_.pool));
+    if (test.depth == 0) return {};
+    if (options_.fill == "random") return session_->kv().fill_random(test.depth, 1);
+    return session_->prefill(random_ids(test.depth), {}, cancel_);
+  }
+
+  Status rewind(const BenchTest& test) {
+    if (session_->tokens() == test.depth) return {};
+    if (session_->truncate(test.depth).ok()) return {};
+    // Sliding windows may have dropped rows that the shorter sequence needs.
+    LONGKV_TRY(start(test));
+    return {};
+  }
+
+  Status repeat(const BenchTest& test) {
+    if (test.prompt > 0) LONGKV_TRY(session_->prefill(random_ids(test.prompt), {}, cancel_));
+    for (int64_t i = 0; i < test.generate; ++i) {
+      if (cancel_->load()) return fail(Code::kCancelled, "interrupted");
+      LONGKV_TRY(session_->decode(random_ids(1).front()));
+    }
+    return {};
+  }
+
+  std::vector<int32_t> random_ids(int64_t n) {
+    std::uniform_int_distribution<int32_t> id(0, int32_t(opened_.model->config().vocab - 1));
+    std::vector<int32_t> ids;
+    for (int64_t i = 0; i < n; ++i) ids.push_back(id(random_));
+    return ids;
+  }
+
+  const Opened& opened_;
+  const BenchOptions& options_;
+  const std::atomic<bool>* cancel_;
+  std::mt19937 random_;
+  std::unique_ptr<Session> session_;
+};
+
+Status run_bench(const BenchOptions& o) {
+  LONGKV_TRY(apply_global_options(o.global));
+  LONGKV_ASSIGN(const std::vector<BenchTest> tests, tests_of(o));
+  std::vector<int64_t> threads = {o.model.threads > 0 ? o.model.threads : default_threads()};
+  if (!o.threads.empty()) {
+    LONGKV_ASSIGN(threads, parse_list(o.threads, "-t"));
+  }
+  for (int64_t t : threads) {
+    if (t < 1 || t > 4096) return fail(Code::kInvalidArgument, "-t {} must lie between 1 and 4096", t);
+  }
+  BenchFormat format = BenchFormat::kMarkdown;
+  if (o.output == "csv") format = BenchFormat::kCsv;
+  if (o.output == "json" || (o.global.json && o.output == "md")) format = BenchFormat::kJson;
+  if (o.output == "jsonl") format = BenchFormat::kJsonLines;
+
+  const std::atomic<bool>* cancel = install_interrupt_flag();
+  bool first = true;
+  auto print = [](const std::string& text) {
+    std::fputs(text.c_str(), stdout);
+    std::fflush(stdout);
+  };
+  std::vector<std::string> recipes = split_recipes(o.recipes);
+  for (const std::string& recipe : recipes) LONGKV_TRY(parse_recipe(recipe).status());  // before any work
+  print(bench_header(format));
+  for (int64_t n : threads) {
+    ModelOptions m = o.model;
+    m.threads = int(n);
+    double bandwidth = 0;
+    for (const std::string& recipe : recipes) {
+      m.kv = recipe;
+      LONGKV_ASSIGN(Opened opened, open_model(m));
+      if (bandwidth == 0) bandwidth = measure_read_bandwidth(*opened.pool);
+      BenchRunner runner(opened, o, cancel);
+      for (const BenchTest& test : tests) {
+        BenchRow row;
+        row.model_path = o.model.model;
+        row.model_type = model_label(*opened.model);
+        row.model_bytes = model_bytes(*opened.model);
+        row.model_parameters = model_parameters(*opened.model);
+        row.threads = int(n);
+        row.chunk = o.model.chunk;
+        row.kv = opened.recipe.canonical();
+        row.kv_label = recipe;
+        row.type_k = kv_type_name(opened.recipe.store.k);
+        row.type_v = kv_type_name(opened.recipe.store.v);
+        row.random_fill = o.fill == "random" && test.depth > 0;
+        row.prompt = test.prompt;
+        row.generate = test.generate;
+        row.depth = test.depth;
+        row.test_time = utc_now();
+        row.read_bandwidth = bandwidth;
+        LONGKV_TRY(runner.measure(test, row));
+        print(bench_row(format, row, first));
+        first = false;
+      }
+    }
+  }
+  print(bench_footer(format));
+  return {};
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, int& exit_code) {
+  auto o = std::make_shared<BenchOptions>();
+  CLI::App* command = app.add_subcommand("bench", "Measure prompt and decode speed at depth; llama-bench's rows");
+  add_global_options(*command, o->global);
+  add_model_options(*command, o->model, /*with_recipe=*/false);
+  command->remove_option(command->get_option("--threads"));
+  command->remove_option(command->get_option("--ctx-size"));
+  command->add_option("-t,--threads", o->threads, "Threads; a list is measured one after another");
+  command->add_option("-p,--n-prompt", o->prompts, "Prompt sizes: list or range (512,1K-4K*2)")->capture_default_str();
+  command->add_option("-n,--n-gen", o->generations, "Tokens to generate: list or range")->capture_default_str();
+  command->add_option("--pg", o->pairs, "prompt,generate pair (-pg 512,128); may be repeated");
+  command->add_option("-d,--n-depth", o->depths, "Tokens in the cache before the test: list or range")
+      ->capture_default_str();
+  command->add_option("-r,--repetitions", o->repetitions, "Repetitions")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command->add_option("-o,--output", o->output, "md, csv, json or jsonl")
+      ->check(CLI::IsMember({"md", "csv", "json", "jsonl"}))
+      ->capture_default_str();
+  command->add_option("--kv", o->recipes, "KV recipes, comma separated")->capture_default_str();
+  command->add_option("--fill", o->fill, "Depth by computed or random keys and values (said in the row)")
+      ->check(CLI::IsMember({"computed", "random"}))
+      ->capture_default_str();
+  command->add_flag("--no-warmup", o->no_warmup, "Skip the warm-up run");
+  command->callback([o, &exit_code] { exit_code = report(run_bench(*o)); });
+}
+
+}  // namespace longkv::cli
