@@ -51,7 +51,7 @@ struct Scores {
 Result<std::vector<int32_t>> window_tokens(const PplOptions& o, const Tokenizer& tokenizer, int64_t window) {
   LONGKV_ASSIGN(const std::string text, read_text_file(o.file));
   LONGKV_TRY(check_utf8(text, "'" + o.file + "'"));
-  std::vector<int32_t> ids = tokenizer.encode(text, /*add_special=*/true, /*parse_special=*/false);
+  LONGKV_ASSIGN(std::vector<int32_t> ids, tokenizer.encode(text, /*add_special=*/true, /*parse_special=*/false));
   int64_t windows = int64_t(ids.size()) / window;
   if (windows < 1) {
     return fail(Code::kInvalidArgument, "'{}' has {} tokens; one window needs {} (choose a smaller -c)", o.file,
@@ -59,7 +59,7 @@ Result<std::vector<int32_t>> window_tokens(const PplOptions& o, const Tokenizer&
   }
   if (o.windows > 0) windows = std::min(windows, o.windows);
   ids.resize(size_t(windows * window));
-  if (tokenizer.add_bos() && tokenizer.bos()) {
+  if (tokenizer.adds_bos() && tokenizer.bos()) {
     for (int64_t w = 0; w < windows; ++w) ids[size_t(w * window)] = *tokenizer.bos();
   }
   return ids;
