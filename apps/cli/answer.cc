@@ -40,14 +40,14 @@ Result<Answer> generate(Session& session, const Tokenizer& tokenizer, Sampler& s
     }
     answer.ids.push_back(id);
     if (!tokenizer.is_control(id)) emit(decoder.push(tokenizer.piece(id)));
-    if (cancel->load()) {
-      answer.finish = "interrupted";
-      break;
-    }
     // The token belongs to the sequence even when nothing follows it, so that a later turn continues after it.
     if (session.tokens() >= session.context()) break;
     LONGKV_TRY(session.decode(id));
     ++answer.kv_steps;
+    if (cancel->load()) {
+      answer.finish = "interrupted";
+      break;
+    }
   }
   emit(decoder.flush());
   answer.seconds = seconds_since(begin);
@@ -104,12 +104,14 @@ std::string cost_text(const nlohmann::ordered_json& j) {
   auto number = [&](const char* key) { return j.contains(key) ? j[key].get<double>() : 0.0; };
   std::string out = fmt::format("prompt  {:>8.0f} tokens in {:.2f} s, {:.1f} tokens/s\n", number("prompt_tokens"),
                                 number("prompt_seconds"), number("prompt_tokens_per_second"));
-  out += fmt::format("answer  {:>8.0f} tokens in {:.2f} s, {:.1f} tokens/s\n", number("answer_tokens"), number("answer_seconds"),
-                     number("answer_tokens_per_second"));
+  out += fmt::format("answer  {:>8.0f} tokens in {:.2f} s, {:.1f} tokens/s\n", number("answer_tokens"),
+                     number("answer_seconds"), number("answer_tokens_per_second"));
   if (j.contains("kv_bytes_per_token")) {
-    out += fmt::format("read    {:.2f} MB of KV and {:.2f} MB of index a token ({:.0f} rows a KV head), {:.1f} MB of weights; {:.1f} GB/s",
-                       number("kv_bytes_per_token") / 1e6, number("index_bytes_per_token") / 1e6, number("rows_attended"),
-                       number("weight_bytes_per_token") / 1e6, number("gb_per_s"));
+    out += fmt::format(
+        "read    {:.2f} MB of KV and {:.2f} MB of index a token ({:.0f} rows a KV head), {:.1f} MB of weights; {:.1f} "
+        "GB/s",
+        number("kv_bytes_per_token") / 1e6, number("index_bytes_per_token") / 1e6, number("rows_attended"),
+        number("weight_bytes_per_token") / 1e6, number("gb_per_s"));
     if (j.contains("bandwidth_share")) {
       out += fmt::format(" = {:.0f}% of the {:.1f} GB/s that this machine reads", 100 * number("bandwidth_share"),
                          number("read_bandwidth_gb_per_s"));
@@ -117,11 +119,11 @@ std::string cost_text(const nlohmann::ordered_json& j) {
     out += "\n";
   }
   if (j.contains("captured_mass")) {
-    out += fmt::format("check   {:.0f} steps: captured attention mass {:.4f}, relative output error {:.4f}\n", number("checked_steps"),
-                       number("captured_mass"), number("output_error"));
+    out += fmt::format("check   {:.0f} steps: captured attention mass {:.4f}, relative output error {:.4f}\n",
+                       number("checked_steps"), number("captured_mass"), number("output_error"));
   }
-  out += fmt::format("held    {:.0f} tokens, {:.1f} MB of KV; context {:.0f}\n", number("tokens_held"), number("kv_bytes_held") / 1e6,
-                     number("context"));
+  out += fmt::format("held    {:.0f} tokens, {:.1f} MB of KV; context {:.0f}\n", number("tokens_held"),
+                     number("kv_bytes_held") / 1e6, number("context"));
   return out;
 }
 

@@ -38,7 +38,7 @@ struct RunCost {
   double prompt_seconds = 0;
   double first_token_seconds = 0;  // from the program's start
   int64_t context = 0;
-  double read_bandwidth = 0;       // bytes/s; 0 = not measured
+  double read_bandwidth = 0;  // bytes/s; 0 = not measured
 };
 
 nlohmann::ordered_json cost_json(const Session& session, const Answer& answer, const RunCost& cost);

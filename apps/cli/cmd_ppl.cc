@@ -30,7 +30,7 @@ struct PplOptions {
 struct Scores {
   PerplexityMeter perplexity;
   std::optional<DivergenceMeter> divergence;
-  std::unique_ptr<LogitsWriter> writer;
+  std::optional<LogitsWriter> writer;
   const LogitsReader* base = nullptr;
   std::vector<float> base_row;
   int64_t row = 0;

@@ -222,7 +222,7 @@ void on_signal(int signal) {
 
 }  // namespace
 
-const std::atomic<bool>* install_interrupt_flag() {
+std::atomic<bool>* install_interrupt_flag() {
   std::signal(SIGINT, on_signal);
   std::signal(SIGTERM, on_signal);
   return &g_interrupted;

@@ -70,6 +70,6 @@ Result<std::string> read_text_file(const std::string& path, uint64_t limit = uin
 Status check_utf8(const std::string& text, const std::string& what);
 
 // Set by Ctrl-C (SIGINT) and SIGTERM once installed; a second signal ends the process at once.
-const std::atomic<bool>* install_interrupt_flag();
+std::atomic<bool>* install_interrupt_flag();
 
 }  // namespace longkv::cli

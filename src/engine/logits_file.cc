@@ -1,7 +1,6 @@
 #include "engine/logits_file.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstring>
 
@@ -15,39 +14,29 @@ namespace {
 constexpr char kMagic[] = {'_', 'l', 'o', 'g', 'i', 't', 's', '_'};
 constexpr float kRange = 16.0f;  // logits further below the best are stored as that far below
 
+template <class T, size_t N>
+std::span<const uint8_t> bytes_of(std::span<T, N> values) {
+  return {reinterpret_cast<const uint8_t*>(values.data()), values.size_bytes()};
+}
+
 int64_t bytes_per_row(int64_t vocab) { return (round_up(vocab, 2) + 4) * 2; }
 
 }  // namespace
 
-Result<std::unique_ptr<LogitsWriter>> LogitsWriter::create(const std::string& path, int64_t window, int64_t vocab,
-                                                           std::span<const int32_t> tokens) {
-  std::unique_ptr<LogitsWriter> w(new LogitsWriter());
-  w->path_ = path;
-  w->temporary_ = path + ".part";
-  w->file_ = std::fopen(w->temporary_.c_str(), "wb");
-  if (w->file_ == nullptr) return fail(Code::kIo, "cannot write '{}': {}", w->temporary_, std::strerror(errno));
-  w->vocab_ = vocab;
+Result<LogitsWriter> LogitsWriter::create(const std::string& path, int64_t window, int64_t vocab,
+                                          std::span<const int32_t> tokens) {
+  LogitsWriter w;
+  w.path_ = path;
+  LONGKV_ASSIGN(w.file_, AtomicFile::create(path));
+  w.vocab_ = vocab;
   const int64_t windows = int64_t(tokens.size()) / window;
-  w->rows_left_ = windows * scored_positions(window);
-  w->row_.assign(size_t(bytes_per_row(vocab)) / 2, 0);
+  w.rows_left_ = windows * scored_positions(window);
+  w.row_.assign(size_t(bytes_per_row(vocab)) / 2, 0);
   const int32_t header[] = {int32_t(window), int32_t(vocab), int32_t(windows)};
-  LONGKV_TRY(w->write(kMagic, sizeof(kMagic)));
-  LONGKV_TRY(w->write(header, sizeof(header)));
-  LONGKV_TRY(w->write(tokens.data(), size_t(windows * window) * sizeof(int32_t)));
+  LONGKV_TRY(w.file_.write(bytes_of(std::span(kMagic))));
+  LONGKV_TRY(w.file_.write(bytes_of(std::span(header))));
+  LONGKV_TRY(w.file_.write(bytes_of(tokens.subspan(0, size_t(windows * window)))));
   return w;
-}
-
-LogitsWriter::~LogitsWriter() {
-  if (file_ == nullptr) return;
-  std::fclose(file_);
-  std::remove(temporary_.c_str());
-}
-
-Status LogitsWriter::write(const void* data, size_t bytes) {
-  if (bytes > 0 && std::fwrite(data, bytes, 1, file_) != 1) {
-    return fail(Code::kIo, "cannot write {} bytes to '{}': {}", bytes, temporary_, std::strerror(errno));
-  }
-  return {};
 }
 
 Status LogitsWriter::append(const float* logits) {
@@ -70,24 +59,12 @@ Status LogitsWriter::append(const float* logits) {
         inside ? uint16_t(std::min(65535.0f, std::nearbyint((logits[i] - least) / scale))) : uint16_t(0);
   }
   --rows_left_;
-  return write(row_.data(), row_.size() * 2);
+  return file_.write(bytes_of(std::span<const uint16_t>(row_)));
 }
 
 Status LogitsWriter::commit() {
   if (rows_left_ != 0) return fail(Code::kInternal, "{} rows are missing in '{}'", rows_left_, path_);
-  const bool closed = std::fclose(file_) == 0;
-  file_ = nullptr;
-  if (!closed) {
-    const int error = errno;
-    std::remove(temporary_.c_str());
-    return fail(Code::kIo, "cannot finish '{}': {}", temporary_, std::strerror(error));
-  }
-  if (std::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    const int error = errno;
-    std::remove(temporary_.c_str());
-    return fail(Code::kIo, "cannot rename '{}' to '{}': {}", temporary_, path_, std::strerror(error));
-  }
-  return {};
+  return file_.commit();
 }
 
 Result<LogitsReader> LogitsReader::open(const std::string& path) {

@@ -7,12 +7,11 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/atomic_file.h"
 #include "base/mapped_file.h"
 #include "longkv/status.h"
 
@@ -23,21 +22,17 @@ inline int64_t scored_positions(int64_t window) { return window - 1 - window / 2
 
 class LogitsWriter {
  public:
-  // Writes beside `path` and renames at commit, so that a failed or interrupted run leaves no half file.
-  static Result<std::unique_ptr<LogitsWriter>> create(const std::string& path, int64_t window, int64_t vocab,
-                                                      std::span<const int32_t> tokens);
-  ~LogitsWriter();
+  // A failed or interrupted run leaves no half file (base/atomic_file.h).
+  static Result<LogitsWriter> create(const std::string& path, int64_t window, int64_t vocab,
+                                     std::span<const int32_t> tokens);
   // The next scored position's logits: [vocab]. Errors: kIo (a full disk).
   Status append(const float* logits);
   // Errors: kIo; kInternal when rows are missing.
   Status commit();
 
  private:
-  LogitsWriter() = default;
-  Status write(const void* data, size_t bytes);
-
-  std::string path_, temporary_;
-  std::FILE* file_ = nullptr;
+  std::string path_;
+  AtomicFile file_;
   int64_t vocab_ = 0;
   int64_t rows_left_ = 0;
   std::vector<uint16_t> row_;

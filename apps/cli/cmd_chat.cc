@@ -1,0 +1,153 @@
+// `longkv chat`: a conversation at the terminal. The cache is kept across turns: only new text is read.
+#include <unistd.h>
+
+#include <cstdio>
+#include <iostream>
+#include <memory>
+
+#include "answer.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "commands.h"
+#include "common.h"
+#include "prompt.h"
+#include "sampling_options.h"
+
+namespace longkv::cli {
+
+namespace {
+
+struct ChatOptions {
+  GlobalOptions global;
+  ModelOptions model;
+  PromptOptions prompt;
+  SamplingOptions sampling;
+  int64_t predict = -1;
+};
+
+class Conversation {
+ public:
+  Conversation(const ChatOptions& options, const Chat& chat, const Tokenizer& tokenizer, Session& session,
+               Sampler& sampler, std::atomic<bool>* cancel)
+      : options_(options), chat_(chat), tokenizer_(tokenizer), session_(session), sampler_(sampler), cancel_(cancel) {}
+
+  // Reads the user's turn and answers it. A turn that fails leaves the conversation as it was before.
+  Status turn(const std::string& text) {
+    const int64_t before = session_.tokens();
+    const int32_t last_before = last_;
+    std::vector<int32_t> ids;
+    if (before == 0) {
+      std::vector<ChatMessage> messages;
+      if (!options_.prompt.system.empty()) messages.push_back({"system", options_.prompt.system});
+      messages.push_back({"user", text});
+      LONGKV_ASSIGN(ids, chat_.encode(messages, /*generation_prompt=*/true));
+    } else {
+      const ChatMessage message{"user", text};
+      LONGKV_ASSIGN(ids, chat_.encode_next(last_, std::span(&message, 1)));
+    }
+    if (before + int64_t(ids.size()) >= session_.context()) {
+      return fail(
+          Code::kInvalidArgument,
+          "{} tokens are held, the turn has {} more, and the context is {}; /clear forgets the conversation, -c sets a "
+          "larger context",
+          before, ids.size(), session_.context());
+    }
+    cancel_->store(false);
+    LONGKV_TRY(session_.prefill(ids, ids.size() > 2048 ? progress_line() : PrefillProgress(), cancel_));
+    for (int32_t id : ids) sampler_.accept(id);
+    const auto answer = generate(session_, tokenizer_, sampler_, {options_.predict, options_.sampling.ignore_eos},
+                                 cancel_, [&](std::string_view piece) {
+                                   if (options_.global.json) return;
+                                   std::fwrite(piece.data(), 1, piece.size(), stdout);
+                                   std::fflush(stdout);
+                                 });
+    if (!answer.ok()) {
+      LONGKV_TRY(session_.truncate(before));
+      last_ = last_before;
+      return answer.status();
+    }
+    last_ = answer->ids.empty() ? ids.back() : answer->ids.back();
+    if (options_.global.json) {
+      nlohmann::ordered_json j{{"text", answer->text},
+                               {"finish", answer->finish},
+                               {"tokens_read", ids.size()},
+                               {"tokens_held", session_.tokens()}};
+      std::printf("%s\n", j.dump().c_str());
+    } else {
+      std::printf("\n");
+      if (answer->finish != "stop") log_info("({})", answer->finish);
+    }
+    std::fflush(stdout);
+    log_verbose("read {} tokens, answered {}; {} of {} held", ids.size(), answer->ids.size(), session_.tokens(),
+                session_.context());
+    return {};
+  }
+
+  Status clear() {
+    last_ = -1;
+    return session_.truncate(0);
+  }
+
+ private:
+  const ChatOptions& options_;
+  const Chat& chat_;
+  const Tokenizer& tokenizer_;
+  Session& session_;
+  Sampler& sampler_;
+  std::atomic<bool>* cancel_;
+  int32_t last_ = -1;  // last token in the cache
+};
+
+Status run_chat(const ChatOptions& o) {
+  LONGKV_TRY(apply_global_options(o.global));
+  LONGKV_ASSIGN(const SamplingParams params, resolve_sampling(o.sampling));
+  LONGKV_ASSIGN(Opened opened, open_model(o.model));
+  LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
+  if (o.prompt.chat_template.empty() && !opened.model->file().metadata().has("tokenizer.chat_template")) {
+    return fail(Code::kInvalidArgument,
+                "'{}' has no chat template; name one with --chat-template (chatml, llama3, mistral, gemma, phi3)",
+                o.model.model);
+  }
+  LONGKV_ASSIGN(const auto chat, choose_chat(o.prompt, *opened.model, tokenizer));
+  LONGKV_ASSIGN(const auto session, make_session(opened, o.model));
+  std::atomic<bool>* cancel = install_interrupt_flag();
+  Sampler sampler(params);
+  Conversation conversation(o, *chat, tokenizer, *session, sampler, cancel);
+  log_info(
+      "{}: chat format {}, context {} tokens, {}. /clear forgets, /quit or end of input leaves, Ctrl-C stops an "
+      "answer.",
+      opened.model->config().name, chat->format().name(), opened.context, opened.recipe.canonical());
+  const bool terminal = ::isatty(STDIN_FILENO) != 0;
+  for (std::string line;;) {
+    if (terminal) std::fprintf(stderr, "> ");
+    if (!std::getline(std::cin, line) || line == "/quit") return {};
+    if (line.empty()) continue;
+    if (line == "/clear") {
+      LONGKV_TRY(conversation.clear());
+      continue;
+    }
+    Status s = check_utf8(line, "the message");
+    if (s.ok()) s = conversation.turn(line);
+    if (s.ok()) continue;
+    if (s.code() != Code::kInvalidArgument && s.code() != Code::kCancelled) return s;
+    report(s);  // the conversation goes on as it was
+    if (!terminal) return s;
+  }
+}
+
+}  // namespace
+
+void add_chat(CLI::App& app, int& exit_code) {
+  auto o = std::make_shared<ChatOptions>();
+  CLI::App* command = app.add_subcommand("chat", "Talk with a model; the cache is kept across turns");
+  add_global_options(*command, o->global);
+  add_model_options(*command, o->model, /*with_recipe=*/true);
+  command->add_option("--sys,--system-prompt", o->prompt.system, "System message");
+  command->add_option("--chat-template", o->prompt.chat_template, "chatml, llama3, mistral, gemma or phi3");
+  command->add_option("-n,--predict,--n-predict", o->predict, "Tokens of an answer at most; -1 = to the end")
+      ->capture_default_str();
+  add_sampling_options(*command, o->sampling);
+  command->callback([o, &exit_code] { exit_code = report(run_chat(*o)); });
+}
+
+}  // namespace longkv::cli

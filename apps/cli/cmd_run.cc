@@ -1,0 +1,124 @@
+// `longkv run`: one answer over a document.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+
+#include "answer.h"
+#include "base/bandwidth.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "commands.h"
+#include "common.h"
+#include "prompt.h"
+#include "sampling_options.h"
+
+namespace longkv::cli {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct RunOptions {
+  GlobalOptions global;
+  ModelOptions model;
+  PromptOptions prompt;
+  SamplingOptions sampling;
+  int64_t predict = -1;
+  bool explain = false;
+  int check_every = 0;
+  bool stats = false;
+  bool show_prompt = false;
+};
+
+// Tokens kept free for the answer when its length is not given.
+constexpr int64_t kAnswerRoom = 256;
+
+double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+
+Status run(const RunOptions& o) {
+  const auto start = Clock::now();
+  LONGKV_TRY(apply_global_options(o.global));
+  if (o.predict < -1) return fail(Code::kInvalidArgument, "-n {} must be -1 or more", o.predict);
+  LONGKV_ASSIGN(const SamplingParams params, resolve_sampling(o.sampling));
+  LONGKV_ASSIGN(Opened opened, open_model(o.model));
+  if (o.explain) return explain(opened, o.model, o.global.json);
+  LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
+  LONGKV_ASSIGN(const auto chat, choose_chat(o.prompt, *opened.model, tokenizer));
+  const int64_t reserve = o.predict >= 0 ? o.predict : std::min(kAnswerRoom, opened.context / 4);
+  LONGKV_ASSIGN(const std::vector<int32_t> ids, build_prompt(o.prompt, chat, tokenizer, opened.context - reserve));
+  // Without -c a run reserves what it can use: that also lets longrope models keep their short factors.
+  if (o.model.context.empty() && o.predict >= 0)
+    opened.context = std::min(opened.context, int64_t(ids.size()) + o.predict);
+  log_info("{}: {}; {} tokens of prompt, context {}, {} threads, {}", opened.model->config().name,
+           chat ? "chat format " + std::string(chat->format().name()) : std::string("raw prompt"), ids.size(),
+           opened.context, opened.pool->threads(), opened.recipe.canonical());
+  if (o.show_prompt) log_line(LogLevel::kQuiet, tokenizer.decode(ids, /*show_special=*/true));
+
+  LONGKV_ASSIGN(const auto session, make_session(opened, o.model));
+  session->set_check_every(o.check_every);
+  const std::atomic<bool>* cancel = install_interrupt_flag();
+  RunCost cost;
+  const auto prompt_start = Clock::now();
+  LONGKV_TRY(session->prefill(ids, progress_line(), cancel));
+  cost.prompt_tokens = int64_t(ids.size());
+  cost.prompt_seconds = seconds_since(prompt_start);
+  cost.first_token_seconds = seconds_since(start);
+  cost.context = opened.context;
+
+  Sampler sampler(params);
+  for (int32_t id : ids) sampler.accept(id);
+  session->kv().reset_stats();
+  const AnswerOptions answer_options{o.predict, o.sampling.ignore_eos};
+  LONGKV_ASSIGN(const Answer answer,
+                generate(*session, tokenizer, sampler, answer_options, cancel, [&](std::string_view text) {
+                  if (o.global.json) return;
+                  std::fwrite(text.data(), 1, text.size(), stdout);
+                  std::fflush(stdout);
+                }));
+  if (!o.global.json) std::printf("\n");
+  if (o.stats || o.global.json) cost.read_bandwidth = measure_read_bandwidth(*opened.pool);
+  const auto costs = cost_json(*session, answer, cost);
+  if (o.global.json) {
+    nlohmann::ordered_json j;
+    j["text"] = answer.text;
+    j["finish"] = answer.finish;
+    j["ids"] = answer.ids;
+    j["cost"] = costs;
+    std::printf("%s\n", j.dump(2).c_str());
+  } else if (log_level() >= LogLevel::kInfo) {
+    log_info("\n{}", cost_text(costs));
+  }
+  if (answer.finish == "interrupted")
+    return fail(Code::kCancelled, "interrupted after {} tokens of the answer", answer.ids.size());
+  return {};
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, int& exit_code) {
+  auto o = std::make_shared<RunOptions>();
+  CLI::App* command = app.add_subcommand("run", "Answer a question over a document");
+  add_global_options(*command, o->global);
+  add_model_options(*command, o->model, /*with_recipe=*/true);
+  command->add_option("-f,--file", o->prompt.file, "Document ('-' = standard input)");
+  command->add_option("-p,--prompt", o->prompt.text, "Question, or the whole prompt without -f");
+  command->add_option("--sys,--system-prompt", o->prompt.system, "System message");
+  command->add_option("--chat-template", o->prompt.chat_template, "chatml, llama3, mistral, gemma or phi3");
+  command->add_flag("--raw", o->prompt.raw, "No chat format: document and prompt as they are");
+  command->add_flag("--no-escape", o->prompt.no_escape, "Keep \\n and the like in -p as typed");
+  command->add_flag("--keep-first", o->prompt.keep_first, "Cut a document that does not fit after its beginning");
+  command->add_flag("--keep-last", o->prompt.keep_last, "Cut a document that does not fit before its end");
+  command->add_option("-n,--predict,--n-predict", o->predict, "Tokens to generate; -1 = to the end")
+      ->capture_default_str();
+  command->add_flag("--kv-explain", o->explain, "Print recipe, plan and bytes per token, then exit");
+  command
+      ->add_option("--kv-check", o->check_every, "Every N-th step also attends fully; prints captured mass and error")
+      ->check(CLI::Range(0, 1 << 30));
+  command->add_flag("--stats", o->stats, "Also measure the read bandwidth and print the share reached");
+  command->add_flag("--verbose-prompt", o->show_prompt, "Print the prompt as the model sees it to standard error");
+  add_sampling_options(*command, o->sampling);
+  command->callback([o, &exit_code] { exit_code = report(run(*o)); });
+}
+
+}  // namespace longkv::cli
