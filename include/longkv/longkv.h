@@ -51,7 +51,8 @@ class Engine {
   ~Engine();
 
   // Token ids of a text. Special tokens written in the text stay text unless `parse_special`.
-  std::vector<int32_t> tokenize(std::string_view text, bool add_bos, bool parse_special = false) const;
+  // Errors: kInvalidArgument (a text of more than 1 GiB, a byte that the vocabulary cannot write).
+  Result<std::vector<int32_t>> tokenize(std::string_view text, bool add_bos, bool parse_special = false) const;
   // Bytes of the tokens; not necessarily complete UTF-8 characters.
   std::string detokenize(std::span<const int32_t> ids) const;
   int64_t vocabulary() const;
