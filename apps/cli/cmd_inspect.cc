@@ -1,0 +1,36 @@
+// `longkv inspect`: what a model file holds. Needs no known family.
+#include <cstdio>
+#include <memory>
+
+#include "commands.h"
+#include "common.h"
+#include "gguf/inspect.h"
+
+namespace longkv::cli {
+
+namespace {
+
+struct InspectOptions {
+  GlobalOptions global;
+  std::string model;
+};
+
+Status run_inspect(const InspectOptions& o) {
+  LONGKV_TRY(apply_global_options(o.global));
+  LONGKV_ASSIGN(const GgufFile file, GgufFile::open(o.model));
+  const std::string text = describe_gguf(file, o.global.json);
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  return {};
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app, int& exit_code) {
+  auto o = std::make_shared<InspectOptions>();
+  CLI::App* command = app.add_subcommand("inspect", "Show metadata and tensors of a model file");
+  add_global_options(*command, o->global);
+  command->add_option("-m,--model", o->model, "GGUF model file")->required();
+  command->callback([o, &exit_code] { exit_code = report(run_inspect(*o)); });
+}
+
+}  // namespace longkv::cli
