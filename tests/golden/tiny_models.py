@@ -283,7 +283,8 @@ def build(name, seed):
             # `noise`: float32 against float64 weights and products in transformers itself.
             recording.add_case(case, ids, positions, single, noise=noise)
             print(f"{name:24} {case:6} std of logits {single.std():.2f}  float32 noise {noise:.1e}")
-    recording.add_greedy(golden_io.greedy(model, [text_ids(24, config.vocab_size)], 40))
+    if name != "llama-ntk":  # its base changes with every token, the file's does not
+        recording.add_greedy(golden_io.greedy(model, [text_ids(24, config.vocab_size)], 40))
     recording.write()
     return model
 
