@@ -42,8 +42,12 @@ Result<Answer> generate(Session& session, const Tokenizer& tokenizer, Sampler& s
     if (!tokenizer.is_control(id)) emit(decoder.push(tokenizer.piece(id)));
     // The token belongs to the sequence even when nothing follows it, so that a later turn continues after it.
     if (session.tokens() >= session.context()) break;
+    const auto step_begin = Clock::now();
     LONGKV_TRY(session.decode(id));
-    ++answer.kv_steps;
+    if (!session.last_step_checked()) {
+      ++answer.timed_steps;
+      answer.step_seconds += seconds_since(step_begin);
+    }
     if (cancel->load()) {
       answer.finish = "interrupted";
       break;
@@ -63,7 +67,7 @@ nlohmann::ordered_json cost_json(const Session& session, const Answer& answer, c
   j["prompt_tokens_per_second"] = cost.prompt_seconds > 0 ? double(cost.prompt_tokens) / cost.prompt_seconds : 0.0;
   j["answer_tokens"] = answer.ids.size();
   j["answer_seconds"] = answer.seconds;
-  const double rate = answer.seconds > 0 ? double(answer.kv_steps) / answer.seconds : 0.0;
+  const double rate = answer.step_seconds > 0 ? double(answer.timed_steps) / answer.step_seconds : 0.0;
   j["answer_tokens_per_second"] = rate;
   j["first_token_seconds"] = cost.first_token_seconds;
   j["context"] = cost.context;
@@ -96,6 +100,7 @@ nlohmann::ordered_json cost_json(const Session& session, const Answer& answer, c
     j["checked_steps"] = stats.checked_steps;
     j["captured_mass"] = mass / n;
     j["output_error"] = error / n;
+    j["kl_divergence"] = session.kl_mean();
   }
   return j;
 }
@@ -119,8 +124,9 @@ std::string cost_text(const nlohmann::ordered_json& j) {
     out += "\n";
   }
   if (j.contains("captured_mass")) {
-    out += fmt::format("check   {:.0f} steps: captured attention mass {:.4f}, relative output error {:.4f}\n",
-                       number("checked_steps"), number("captured_mass"), number("output_error"));
+    out +=
+        fmt::format("check   {:.0f} steps: captured attention mass {:.4f}, relative output error {:.4f}\n",
+                    number("checked_steps"), number("captured_mass"), number("output_error"), number("kl_divergence"));
   }
   out += fmt::format("held    {:.0f} tokens, {:.1f} MB of KV; context {:.0f}\n", number("tokens_held"),
                      number("kv_bytes_held") / 1e6, number("context"));

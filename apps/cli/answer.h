@@ -20,7 +20,8 @@ struct Answer {
   std::vector<int32_t> ids;
   std::string finish;  // "stop" (end of answer), "length" (-n or the context), "interrupted"
   double seconds = 0;
-  int64_t kv_steps = 0;  // decode steps behind the KV statistics
+  int64_t timed_steps = 0;  // decode steps that were not also checked against full attention,
+  double step_seconds = 0;  // and their time
 };
 
 struct AnswerOptions {

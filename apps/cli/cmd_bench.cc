@@ -5,7 +5,6 @@
 #include <memory>
 #include <random>
 
-#include "base/bandwidth.h"
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -220,7 +219,7 @@ Status run_bench(const BenchOptions& o) {
     std::fflush(stdout);
   };
   std::vector<std::string> recipes = split_recipes(o.recipes);
-  for (const std::string& recipe : recipes) LONGKV_TRY(parse_recipe(recipe).status());  // before any work
+  for (const std::string& recipe : recipes) LONGKV_TRY(load_recipe(recipe).status());  // before any work
   print(bench_header(format));
   for (int64_t n : threads) {
     ModelOptions m = o.model;
@@ -229,7 +228,7 @@ Status run_bench(const BenchOptions& o) {
     for (const std::string& recipe : recipes) {
       m.kv = recipe;
       LONGKV_ASSIGN(Opened opened, open_model(m));
-      if (bandwidth == 0) bandwidth = measure_read_bandwidth(*opened.pool);
+      if (bandwidth == 0) bandwidth = read_bandwidth(*opened.pool);
       BenchRunner runner(opened, o, cancel);
       for (const BenchTest& test : tests) {
         BenchRow row;

@@ -109,7 +109,7 @@ Status run_chat(const ChatOptions& o) {
                 o.model.model);
   }
   LONGKV_ASSIGN(const auto chat, choose_chat(o.prompt, *opened.model, tokenizer));
-  LONGKV_ASSIGN(const auto session, make_session(opened, o.model));
+  LONGKV_ASSIGN(const auto session, make_session(opened));
   std::atomic<bool>* cancel = install_interrupt_flag();
   Sampler sampler(params);
   Conversation conversation(o, *chat, tokenizer, *session, sampler, cancel);

@@ -174,7 +174,7 @@ Status run_ppl(const PplOptions& o) {
   const bool batched = opened.recipe.select.all && !opened.recipe.keep.streaming;
   log_info("scoring {}: {}", batched ? "in batches (full attention)" : "token by token under the recipe",
            opened.recipe.canonical());
-  LONGKV_ASSIGN(const auto session, make_session(opened, m));
+  LONGKV_ASSIGN(const auto session, make_session(opened));
   const std::atomic<bool>* cancel = install_interrupt_flag();
   const int64_t windows = int64_t(ids.size()) / window;
   for (int64_t w = 0; w < windows; ++w) {

@@ -5,11 +5,11 @@
 #include <memory>
 
 #include "answer.h"
-#include "base/bandwidth.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "commands.h"
 #include "common.h"
+#include "planning.h"
 #include "prompt.h"
 #include "sampling_options.h"
 
@@ -27,7 +27,7 @@ struct RunOptions {
   int64_t predict = -1;
   bool explain = false;
   int check_every = 0;
-  bool stats = false;
+  std::string stats_file;
   bool show_prompt = false;
 };
 
@@ -41,8 +41,8 @@ Status run(const RunOptions& o) {
   LONGKV_TRY(apply_global_options(o.global));
   if (o.predict < -1) return fail(Code::kInvalidArgument, "-n {} must be -1 or more", o.predict);
   LONGKV_ASSIGN(const SamplingParams params, resolve_sampling(o.sampling));
-  LONGKV_ASSIGN(Opened opened, open_model(o.model));
-  if (o.explain) return explain(opened, o.model, o.global.json);
+  LONGKV_ASSIGN(Opened opened, open_model(o.model, /*must_fit=*/!o.explain));
+  if (o.explain) return explain_kv(opened, o.global.json);
   LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
   LONGKV_ASSIGN(const auto chat, choose_chat(o.prompt, *opened.model, tokenizer));
   const int64_t reserve = o.predict >= 0 ? o.predict : std::min(kAnswerRoom, opened.context / 4);
@@ -55,7 +55,7 @@ Status run(const RunOptions& o) {
            opened.context, opened.pool->threads(), opened.recipe.canonical());
   if (o.show_prompt) log_line(LogLevel::kQuiet, tokenizer.decode(ids, /*show_special=*/true));
 
-  LONGKV_ASSIGN(const auto session, make_session(opened, o.model));
+  LONGKV_ASSIGN(const auto session, make_session(opened));
   session->set_check_every(o.check_every);
   const std::atomic<bool>* cancel = install_interrupt_flag();
   RunCost cost;
@@ -77,7 +77,7 @@ Status run(const RunOptions& o) {
                   std::fflush(stdout);
                 }));
   if (!o.global.json) std::printf("\n");
-  if (o.stats || o.global.json) cost.read_bandwidth = measure_read_bandwidth(*opened.pool);
+  if (!o.stats_file.empty() || o.global.json) cost.read_bandwidth = read_bandwidth(*opened.pool);
   const auto costs = cost_json(*session, answer, cost);
   if (o.global.json) {
     nlohmann::ordered_json j;
@@ -115,7 +115,8 @@ void add_run(CLI::App& app, int& exit_code) {
   command
       ->add_option("--kv-check", o->check_every, "Every N-th step also attends fully; prints captured mass and error")
       ->check(CLI::Range(0, 1 << 30));
-  command->add_flag("--stats", o->stats, "Also measure the read bandwidth and print the share reached");
+  command->add_option("--stats", o->stats_file,
+                      "Write what the run cost to a JSON file, with the share of read bandwidth");
   command->add_flag("--verbose-prompt", o->show_prompt, "Print the prompt as the model sees it to standard error");
   add_sampling_options(*command, o->sampling);
   command->callback([o, &exit_code] { exit_code = report(run(*o)); });

@@ -1,17 +1,29 @@
 #include "common.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <iostream>
 #include <iterator>
 #include <utility>
 
+#include "base/atomic_file.h"
+#include "base/bandwidth.h"
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "planning.h"
 
 namespace longkv::cli {
+
+double read_bandwidth(ThreadPool& pool) {
+  // Well above the last-level cache, within what a small machine can spare.
+  const auto bytes = size_t(std::max<int64_t>(int64_t(256) << 20, 8 * int64_t(last_level_cache_bytes())));
+  const auto measured = measure_read_bandwidth(pool, bytes);
+  return measured.ok() ? measured->median * 1e9 : 0.0;
+}
 
 int report(const Status& status) {
   if (status.ok()) return 0;
@@ -119,6 +131,12 @@ Result<std::string> read_text_file(const std::string& path, uint64_t limit) {
   return text;
 }
 
+Status write_file(const std::string& path, const std::string& text) {
+  LONGKV_ASSIGN(AtomicFile file, AtomicFile::create(path));
+  LONGKV_TRY(file.write({reinterpret_cast<const uint8_t*>(text.data()), text.size()}));
+  return file.commit();
+}
+
 Status check_utf8(const std::string& text, const std::string& what) {
   const auto* s = reinterpret_cast<const unsigned char*>(text.data());
   for (size_t i = 0; i < text.size();) {
@@ -167,13 +185,19 @@ Status override_store(const std::string& name, const char* option, KvType& type)
 
 }  // namespace
 
-Result<Opened> open_model(const ModelOptions& o) {
+Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
   Opened opened;
-  LONGKV_ASSIGN(opened.recipe, parse_recipe(o.kv));
+  std::string context = o.context;
+  int threads = o.threads;
+  opened.chunk = o.chunk;
+  LONGKV_ASSIGN(opened.recipe, load_recipe(o.kv));
   if (!o.kv_config.empty()) {
     if (o.kv != "full") return fail(Code::kInvalidArgument, "--kv and --kv-config both name a recipe; give one");
-    LONGKV_ASSIGN(const std::string yaml, read_text_file(o.kv_config, uint64_t(1) << 20));
-    LONGKV_ASSIGN(opened.recipe, parse_ktransformers_yaml(yaml));
+    LONGKV_ASSIGN(const KTransformersConfig config, load_ktransformers_yaml(o.kv_config));
+    opened.recipe = config.recipe;
+    if (context.empty()) context = std::to_string(config.max_seq_len);
+    if (threads == 0) threads = config.threads;
+    opened.chunk = config.chunk_size > 0 ? config.chunk_size : o.chunk;
   }
   LONGKV_TRY(override_store(o.type_k, "--cache-type-k", opened.recipe.store.k));
   LONGKV_TRY(override_store(o.type_v, "--cache-type-v", opened.recipe.store.v));
@@ -185,12 +209,14 @@ Result<Opened> open_model(const ModelOptions& o) {
   opened.order = o.prefill_order == "chunk" ? PrefillOrder::kChunkMajor : PrefillOrder::kLayerMajor;
   LONGKV_ASSIGN(const RopeOverrides rope, rope_overrides(o));
   LONGKV_ASSIGN(opened.model, LoadedModel::load(o.model, rope));
-  opened.pool = std::make_unique<ThreadPool>(o.threads > 0 ? o.threads : default_threads());
-  opened.context = opened.model->config().context;
-  if (!o.context.empty()) {
-    LONGKV_ASSIGN(opened.context, parse_size(o.context, "--ctx-size"));
-    if (opened.context == 0) opened.context = opened.model->config().context;
+  opened.pool = std::make_unique<ThreadPool>(threads > 0 ? threads : default_threads());
+  if (!context.empty()) {
+    LONGKV_ASSIGN(opened.context, parse_size(context, "--ctx-size"));
   }
+  LONGKV_ASSIGN(const KvPlan plan,
+                plan_for(*opened.model, opened.recipe, opened.context, opened.chunk, opened.pool->threads(), {}));
+  opened.context = plan.context;
+  if (must_fit) LONGKV_TRY(check_plan(plan));
   if (opened.context > opened.model->config().context) {
     LONGKV_TRY(
         notice(fmt::format("the context of {} tokens is beyond the {} that the model was trained for; quality may fall",
@@ -199,12 +225,12 @@ Result<Opened> open_model(const ModelOptions& o) {
   return opened;
 }
 
-Result<std::unique_ptr<Session>> make_session(const Opened& opened, const ModelOptions& o) {
+Result<std::unique_ptr<Session>> make_session(const Opened& opened) {
   SessionOptions s;
   s.context = opened.context;
   s.recipe = opened.recipe;
   s.products = opened.products;
-  s.chunk = o.chunk;
+  s.chunk = opened.chunk;
   s.order = opened.order;
   return Session::create(opened.model, s, *opened.pool);
 }

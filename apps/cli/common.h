@@ -56,16 +56,22 @@ struct Opened {
   ProductType products = ProductType::kInt8;
   PrefillOrder order = PrefillOrder::kLayerMajor;
   int64_t context = 0;  // tokens; resolved
+  int64_t chunk = 512;
 };
-Result<Opened> open_model(const ModelOptions& options);
-// A session under another recipe or context over the same opened model.
-Result<std::unique_ptr<Session>> make_session(const Opened& opened, const ModelOptions& options);
+// Refuses a context that does not fit into memory, unless `must_fit` is false; without -c it is the largest that fits.
+Result<Opened> open_model(const ModelOptions& options, bool must_fit = true);
+Result<std::unique_ptr<Session>> make_session(const Opened& opened);
+
+// Bytes/s that the pool's threads read from memory, measured now; 0 when there is no memory to measure with.
+double read_bandwidth(ThreadPool& pool);
 
 // "128K" -> 131072. K, M, G are powers of two. Errors: kInvalidArgument naming the option.
 Result<int64_t> parse_size(const std::string& text, const std::string& option);
 
 // Whole file ("-" = standard input). Errors: kIo, kInvalidArgument when empty or larger than `limit` bytes.
 Result<std::string> read_text_file(const std::string& path, uint64_t limit = uint64_t(1) << 32);
+// Written aside and renamed. Errors: kIo.
+Status write_file(const std::string& path, const std::string& text);
 // kInvalidArgument with the offset of the first bad byte when `text` is not UTF-8.
 Status check_utf8(const std::string& text, const std::string& what);
 

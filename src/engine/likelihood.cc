@@ -21,6 +21,17 @@ double negative_log_likelihood(const float* logits, int64_t vocab, int32_t token
   return log_sum_exp(logits, vocab) - double(logits[token]);
 }
 
+double kl_divergence(const float* base_logits, const float* logits, int64_t vocab) {
+  const double base = log_sum_exp(base_logits, vocab), other = log_sum_exp(logits, vocab);
+  double kl = 0.0;
+  for (int64_t i = 0; i < vocab; ++i) {
+    const double log_p = double(base_logits[i]) - base;
+    const double p = std::exp(log_p);
+    if (p > 0.0) kl += p * (log_p - (double(logits[i]) - other));
+  }
+  return kl;
+}
+
 void PerplexityMeter::add(double nll) {
   ++count_;
   sum_ += nll;

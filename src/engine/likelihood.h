@@ -9,6 +9,9 @@ namespace longkv {
 // Negative log-likelihood of `token` under softmax(logits[vocab]), in nats, accumulated in double.
 double negative_log_likelihood(const float* logits, int64_t vocab, int32_t token);
 
+// KL divergence of softmax(logits) from softmax(base_logits), in nats.
+double kl_divergence(const float* base_logits, const float* logits, int64_t vocab);
+
 struct MeanAndError {
   double mean = 0.0;
   double standard_error = 0.0;

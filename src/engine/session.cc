@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "engine/likelihood.h"
 
 namespace longkv {
 
@@ -125,11 +126,35 @@ Status Session::decode(int32_t id) {
     return fail(Code::kInvalidArgument, "the context of {} tokens is full", options_.context);
   }
   const ModelConfig& c = model().config();
+  last_checked_ = check_every_ > 0 && decoded_ % check_every_ == 0;
+  ++decoded_;
+  if (last_checked_) {
+    kv_->begin_probe();
+    const Status probed = decode_layers(id, position);
+    LONGKV_TRY(kv_->end_probe());
+    LONGKV_TRY(probed);
+    full_logits_ = logits_;
+  }
+  LONGKV_TRY(decode_layers(id, position));
+  if (last_checked_) {
+    kl_sum_ += kl_divergence(full_logits_.data(), logits_.data(), c.vocab);
+    ++kl_steps_;
+  }
+  return check_logits();
+}
+
+Status Session::decode_layers(int32_t id, int64_t position) {
+  const ModelConfig& c = model().config();
   if (hidden_.size() < size_t(c.dim)) hidden_.resize(size_t(c.dim));
   LONGKV_TRY(graph_.embed(&id, 1, hidden_.data()));
   for (int layer = 0; layer < c.layers; ++layer) LONGKV_TRY(graph_.decode_layer(layer, *kv_, hidden_.data(), position));
   graph_.logits(hidden_.data(), 1, logits_.data());
-  return check_logits();
+  return {};
+}
+
+void Session::set_check_every(int n) {
+  check_every_ = n;
+  kv_->set_check_every(n);
 }
 
 Status Session::truncate(int64_t n) {

@@ -57,6 +57,13 @@ class Session {
   // Forgets all tokens from position n on.
   Status truncate(int64_t n);
 
+  // Every n-th decoded token is also computed with full attention: captured mass and output error by layer (in the KV
+  // statistics), and the KL divergence of the next token's distribution from the full one. 0 = never.
+  void set_check_every(int n);
+  double kl_mean() const { return kl_steps_ > 0 ? kl_sum_ / double(kl_steps_) : 0.0; }
+  int64_t kl_steps() const { return kl_steps_; }
+  bool last_step_checked() const { return last_checked_; }
+
   KvSession& kv() { return *kv_; }
   const KvSession& kv() const { return *kv_; }
   const LoadedModel& model() const { return graph_.model(); }
@@ -73,6 +80,7 @@ class Session {
                       int64_t total, const PrefillProgress& progress, const std::atomic<bool>* cancel,
                       const LogitsSink& sink, int64_t sink_from);
   Status check_logits() const;
+  Status decode_layers(int32_t id, int64_t position);
 
   SessionOptions options_;
   std::unique_ptr<KvSession> kv_;
@@ -80,6 +88,12 @@ class Session {
   std::vector<float> hidden_;
   std::vector<float> logits_;
   std::vector<float> sink_logits_;
+  std::vector<float> full_logits_;
+  int check_every_ = 0;
+  int64_t decoded_ = 0;
+  bool last_checked_ = false;
+  double kl_sum_ = 0.0;  // nats, over kl_steps_ checked tokens
+  int64_t kl_steps_ = 0;
 };
 
 }  // namespace longkv

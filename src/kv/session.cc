@@ -130,6 +130,7 @@ Status KvSession::finish_prefill(int layer) {
 Status KvSession::decode(int layer, const float* q, const float* k, const float* v, float* out) {
   Impl& impl = *impl_;
   const KvShape& shape = cache_.shape();
+  if (probing_) return decode_probe(layer, q, k, v, out);
   if (layer == 0) {
     ++impl.step;
     ++impl.total_steps;
@@ -210,6 +211,38 @@ void KvSession::count_rows(int layer) {
   }
 }
 
+// Every KV head over all rows that the last one may see. `visible` must outlive the use of the units.
+std::vector<AttendUnit>& KvSession::full_attention(int layer, const float* q, int64_t rows, float* out, float* lse,
+                                                   RowRange& visible) {
+  Impl& impl = *impl_;
+  const KvShape& shape = cache_.shape();
+  visible = visible_rows(rows - 1, impl.plans[size_t(layer)].window);
+  impl.check_units.resize(size_t(shape.kv_heads));
+  for (int h = 0; h < shape.kv_heads; ++h) {
+    const int64_t first_query = int64_t(h) * shape.group_size;
+    impl.check_units[size_t(h)] = {q + first_query * shape.dim_k,   shape.group_size,
+                                   impl.views[size_t(h)],           std::span<const RowRange>(&visible, 1),
+                                   out + first_query * shape.dim_v, lse + first_query};
+  }
+  return impl.check_units;
+}
+
+Status KvSession::decode_probe(int layer, const float* q, const float* k, const float* v, float* out) {
+  Impl& impl = *impl_;
+  LONGKV_TRY(cache_.append(layer, k, v, 1, impl.pool));
+  for (int h = 0; h < cache_.shape().kv_heads; ++h) impl.views[size_t(h)] = cache_.view(layer, h);
+  RowRange visible;
+  attend(full_attention(layer, q, cache_.rows(layer).v, out, impl.check_lse.data(), visible), impl.params,
+         impl.attend_scratch, impl.pool);
+  return {};
+}
+
+Status KvSession::end_probe() {
+  probing_ = false;
+  // The selector never saw the row, so only the cache forgets it.
+  return cache_.truncate(RowCount{cache_.rows(0).v - 1});
+}
+
 void KvSession::check(int layer, bool sparse, const float* q, int64_t rows, const float* out) {
   Impl& impl = *impl_;
   const KvShape& shape = cache_.shape();
@@ -217,18 +250,9 @@ void KvSession::check(int layer, bool sparse, const float* q, int64_t rows, cons
     stats_.captured_mass[size_t(layer)] += 1.0;
     return;
   }
-  const RowRange visible = visible_rows(rows - 1, impl.plans[size_t(layer)].window);
-  impl.check_units.resize(size_t(shape.kv_heads));
-  for (int h = 0; h < shape.kv_heads; ++h) {
-    const int64_t first_query = int64_t(h) * shape.group_size;
-    impl.check_units[size_t(h)] = {q + first_query * shape.dim_k,
-                                   shape.group_size,
-                                   impl.views[size_t(h)],
-                                   std::span<const RowRange>(&visible, 1),
-                                   impl.check_out.data() + first_query * shape.dim_v,
-                                   impl.check_lse.data() + first_query};
-  }
-  attend(impl.check_units, impl.params, impl.attend_scratch, impl.pool);
+  RowRange visible;
+  attend(full_attention(layer, q, rows, impl.check_out.data(), impl.check_lse.data(), visible), impl.params,
+         impl.attend_scratch, impl.pool);
   double mass = 0;
   for (size_t j = 0; j < impl.lse.size(); ++j) mass += std::exp(double(impl.lse[j]) - impl.check_lse[j]);
   stats_.captured_mass[size_t(layer)] += mass / double(impl.lse.size());

@@ -56,6 +56,10 @@ class KvSession {
   void reset_stats();
   // Every n-th decode step also attends fully and fills the check fields of the statistics; 0 = never.
   void set_check_every(int n) { check_every_ = n; }
+  // A token attended fully that leaves no trace: decode() between begin_probe() and end_probe() neither chooses rows
+  // nor counts, and end_probe() drops the token's rows again. At most one token per probe.
+  void begin_probe() { probing_ = true; }
+  Status end_probe();
   // Row ranges that the last decode step attended in a layer and KV head (for reports and tests).
   const std::vector<RowRange>& last_ranges(int layer, int kv_head) const;
   // Marks rows [0, n) as filled with seeded random keys and values, for speed measurements at depth.
@@ -64,6 +68,9 @@ class KvSession {
  private:
   KvSession(KvCache cache, const Recipe& recipe, const AttendParams& params, ThreadPool& pool);
   bool choose_rows(int layer, const float* q, int64_t rows);
+  Status decode_probe(int layer, const float* q, const float* k, const float* v, float* out);
+  std::vector<AttendUnit>& full_attention(int layer, const float* q, int64_t rows, float* out, float* lse,
+                                          RowRange& visible);
   void count_rows(int layer);
   void check(int layer, bool sparse, const float* q, int64_t rows, const float* out);
 
@@ -72,6 +79,7 @@ class KvSession {
   Recipe recipe_;
   KvStats stats_;
   int check_every_ = 0;
+  bool probing_ = false;
   std::unique_ptr<Impl> impl_;
 };
 

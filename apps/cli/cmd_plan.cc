@@ -1,0 +1,49 @@
+// `longkv plan`: what fits in memory and what a token costs, before anything is allocated.
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/cpu.h"
+#include "commands.h"
+#include "common.h"
+#include "planning.h"
+
+namespace longkv::cli {
+
+namespace {
+
+struct PlanOptions {
+  GlobalOptions global;
+  ModelOptions model;
+  std::string ram;
+};
+
+Status run_plan(const PlanOptions& o) {
+  LONGKV_TRY(apply_global_options(o.global));
+  LONGKV_ASSIGN(const Opened opened, open_model(o.model, /*must_fit=*/false));
+  PlanLimits limits;
+  if (!o.ram.empty()) {
+    LONGKV_ASSIGN(limits.ram_bytes, parse_size(o.ram, "--ram"));
+  }
+  limits.bandwidth = int64_t(read_bandwidth(*opened.pool));
+  const int64_t context = o.model.context.empty() ? 0 : opened.context;
+  LONGKV_ASSIGN(const KvPlan plan,
+                plan_for(*opened.model, opened.recipe, context, opened.chunk, opened.pool->threads(), limits));
+  const std::string text = o.global.json ? plan_json(plan).dump(2) + "\n" : plan_text(plan);
+  std::fputs(text.c_str(), stdout);
+  return check_plan(plan);
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, int& exit_code) {
+  auto o = std::make_shared<PlanOptions>();
+  CLI::App* command =
+      app.add_subcommand("plan", "Show what fits and what a token reads; exit code 1 if it does not fit");
+  add_global_options(*command, o->global);
+  add_model_options(*command, o->model, /*with_recipe=*/true);
+  command->add_option("--ram", o->ram, "Memory to plan with (K, M, G); default: what is available");
+  command->callback([o, &exit_code] { exit_code = report(run_plan(*o)); });
+}
+
+}  // namespace longkv::cli

@@ -1,0 +1,38 @@
+#include "planning.h"
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "model_label.h"
+
+namespace longkv::cli {
+
+Result<KvPlan> plan_for(const LoadedModel& model, const Recipe& recipe, int64_t context, int64_t chunk, int threads,
+                        const PlanLimits& limits) {
+  const ModelConfig& c = model.config();
+  PlanModel m;
+  m.shape = c.kv_shape();
+  m.trained_context = c.context;
+  m.weight_bytes = int64_t(model_bytes(model));
+  m.weight_bytes_per_token = int64_t(model.weights().bytes_per_token());
+  m.hidden_bytes_per_token = Session::hidden_bytes(c, 1);
+  m.hidden_bytes_limit = Session::hidden_bytes(c, c.context);
+  m.scratch_bytes = Graph::scratch_bytes(c, chunk) + c.vocab * int64_t(sizeof(float));
+  PlanMachine machine;
+  machine.ram_bytes = limits.ram_bytes > 0 ? limits.ram_bytes : available_ram_bytes();
+  machine.bandwidth = limits.bandwidth;
+  machine.threads = threads;
+  return make_plan(m, recipe, machine, context);
+}
+
+Status explain_kv(const Opened& opened, bool json) {
+  PlanLimits limits;
+  limits.bandwidth = int64_t(read_bandwidth(*opened.pool));
+  LONGKV_ASSIGN(const KvPlan plan,
+                plan_for(*opened.model, opened.recipe, opened.context, opened.chunk, opened.pool->threads(), limits));
+  const std::string text = json ? plan_json(plan).dump(2) + "\n" : plan_text(plan);
+  std::fputs(text.c_str(), stdout);
+  return {};
+}
+
+}  // namespace longkv::cli

@@ -1,0 +1,24 @@
+// The plan of an opened model: what fits, what a token reads.
+#pragma once
+
+#include <string>
+
+#include "common.h"
+#include "kv/plan.h"
+
+namespace longkv::cli {
+
+// Sizes that --ram sets; 0 = what the system has available.
+struct PlanLimits {
+  int64_t ram_bytes = 0;
+  int64_t bandwidth = 0;  // bytes/s; 0 = time is not predicted
+};
+
+// context 0: the largest that fits, at most the trained one.
+Result<KvPlan> plan_for(const LoadedModel& model, const Recipe& recipe, int64_t context, int64_t chunk, int threads,
+                        const PlanLimits& limits);
+
+// `--kv-explain`: canonical recipe, plan and bytes per token to standard output.
+Status explain_kv(const Opened& opened, bool json);
+
+}  // namespace longkv::cli
