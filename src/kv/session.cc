@@ -245,7 +245,6 @@ Status KvSession::end_probe() {
 
 void KvSession::check(int layer, bool sparse, const float* q, int64_t rows, const float* out) {
   Impl& impl = *impl_;
-  const KvShape& shape = cache_.shape();
   if (!sparse) {
     stats_.captured_mass[size_t(layer)] += 1.0;
     return;
