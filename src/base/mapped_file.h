@@ -12,7 +12,8 @@ namespace longkv {
 
 class MappedFile {
  public:
-  // Errors: kIo when the file cannot be opened, is a directory or cannot be mapped. An empty file maps to an empty span.
+  // Errors: kIo when the file cannot be opened, is a directory or cannot be mapped. An empty file maps to an empty
+  // span.
   static Result<MappedFile> open(const std::string& path);
 
   MappedFile() = default;

@@ -33,7 +33,8 @@ class ThreadPool {
       for (int64_t t = 0; t < tasks; ++t) fn(t, 0);
       return;
     }
-    dispatch(tasks, [](const void* f, int64_t t, int w) { (*static_cast<const Fn*>(f))(t, w); }, &fn);
+    dispatch(
+        tasks, [](const void* f, int64_t t, int w) { (*static_cast<const Fn*>(f))(t, w); }, &fn);
   }
 
  private:

@@ -7,6 +7,10 @@ namespace longkv {
 
 namespace {
 
+// Files of logits clamp what lies further below the best than this (engine/logits_file.h); such entries are no
+// probabilities and are left out, as llama-perplexity does.
+constexpr float kRecordedFloor = -16.0f;
+
 // log of the sum of exponentials, in double.
 double log_sum_exp(const float* logits, int64_t n) {
   const float best = *std::max_element(logits, logits + n);
@@ -51,8 +55,8 @@ void DivergenceMeter::add(const float* base, const float* logits, int64_t vocab,
   const double normaliser = log_sum_exp(logits, vocab);
   double kl = 0.0;
   for (int64_t i = 0; i < vocab; ++i) {
-    const double p = std::exp(double(base[i]));
-    if (p > 0.0) kl += p * (double(base[i]) - (double(logits[i]) - normaliser));
+    if (base[i] <= kRecordedFloor) continue;
+    kl += std::exp(double(base[i])) * (double(base[i]) - (double(logits[i]) - normaliser));
   }
   kl_.push_back(kl);
   const double difference = std::exp(double(logits[token]) - normaliser) - std::exp(double(base[token]));

@@ -15,7 +15,8 @@ std::string repo_model(const std::string& name) { return std::string(LONGKV_SOUR
 
 std::string fetched_model(const std::string& name) {
   const char* dir = std::getenv("LONGKV_MODELS");
-  const std::string path = (dir != nullptr ? std::string(dir) : std::string(LONGKV_SOURCE_DIR) + "/.cache/models") + "/" + name;
+  const std::string path =
+      (dir != nullptr ? std::string(dir) : std::string(LONGKV_SOURCE_DIR) + "/.cache/models") + "/" + name;
   return fs::exists(path) ? path : std::string();
 }
 
