@@ -22,5 +22,7 @@ set(LONGKV_PC_LIBS "-lhwy -lyaml-cpp -lfmt -lxxhash -lstdc++ -lm -lpthread")
 if(LONGKV_WITH_ONEDNN)
   string(APPEND LONGKV_PC_LIBS " -ldnnl -lgomp")
 endif()
+# Found from the file's own place, so that `cmake --install --prefix` needs no new configuration.
+file(RELATIVE_PATH LONGKV_PC_TO_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(${CMAKE_CURRENT_LIST_DIR}/longkv.pc.in ${CMAKE_BINARY_DIR}/longkv.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/longkv.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -3,6 +3,8 @@
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CACHE=${LONGKV_CACHE:-$ROOT/.cache}
+# Objects of one source are the same in every clone.
+export CCACHE_BASEDIR=${CCACHE_BASEDIR-$ROOT} CCACHE_NOHASHDIR=${CCACHE_NOHASHDIR-1}
 MODELS=${LONGKV_MODELS:-$CACHE/models}
 
 say() { printf '%s\n' "$*" >&2; }
