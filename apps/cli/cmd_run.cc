@@ -29,6 +29,7 @@ struct RunOptions {
   int check_every = 0;
   std::string stats_file;
   bool show_prompt = false;
+  bool hide_question = false;
 };
 
 // Tokens kept free for the answer when its length is not given.
@@ -46,10 +47,22 @@ Status run(const RunOptions& o) {
   LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
   LONGKV_ASSIGN(const auto chat, choose_chat(o.prompt, *opened.model, tokenizer));
   const int64_t reserve = o.predict >= 0 ? o.predict : std::min(kAnswerRoom, opened.context / 4);
-  LONGKV_ASSIGN(const std::vector<int32_t> ids, build_prompt(o.prompt, chat, tokenizer, opened.context - reserve));
+  // A hidden question is decoded after the document was read, so that no method can look at it while it prepares.
+  std::vector<int32_t> question;
+  PromptOptions prompt = o.prompt;
+  if (o.hide_question) {
+    if (chat || prompt.file.empty() || prompt.text.empty()) {
+      return fail(Code::kInvalidArgument, "--hide-question needs --raw, a document (-f) and a question (-p)");
+    }
+    const std::string text = prompt.no_escape ? prompt.text : unescape(prompt.text);
+    LONGKV_ASSIGN(question, tokenizer.encode(text, /*add_special=*/false, /*parse_special=*/false));
+    prompt.text.clear();
+  }
+  LONGKV_ASSIGN(const std::vector<int32_t> ids,
+                build_prompt(prompt, chat, tokenizer, opened.context - reserve - int64_t(question.size())));
   // Without -c a run reserves what it can use: that also lets longrope models keep their short factors.
   if (o.model.context.empty() && o.predict >= 0)
-    opened.context = std::min(opened.context, int64_t(ids.size()) + o.predict);
+    opened.context = std::min(opened.context, int64_t(ids.size() + question.size()) + o.predict);
   log_info("{}: {}; {} tokens of prompt, context {}, {} threads, {}", opened.model->config().name,
            chat ? "chat format " + std::string(chat->format().name()) : std::string("raw prompt"), ids.size(),
            opened.context, opened.pool->threads(), opened.recipe.canonical());
@@ -68,6 +81,11 @@ Status run(const RunOptions& o) {
 
   Sampler sampler(params);
   for (int32_t id : ids) sampler.accept(id);
+  for (int32_t id : question) {
+    if (cancel->load()) return fail(Code::kCancelled, "interrupted while the question was read");
+    LONGKV_TRY(session->decode(id));
+    sampler.accept(id);
+  }
   session->kv().reset_stats();
   const AnswerOptions answer_options{o.predict, o.sampling.ignore_eos};
   LONGKV_ASSIGN(const Answer answer,
@@ -117,6 +135,8 @@ void add_run(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(0, 1 << 30));
   command->add_option("--stats", o->stats_file,
                       "Write what the run cost to a JSON file, with the share of read bandwidth");
+  command->add_flag("--hide-question", o->hide_question,
+                    "Decode -p after the document was read, so that no KV method sees it while it prepares");
   command->add_flag("--verbose-prompt", o->show_prompt, "Print the prompt as the model sees it to standard error");
   add_sampling_options(*command, o->sampling);
   command->callback([o, &exit_code] { exit_code = report(run(*o)); });
