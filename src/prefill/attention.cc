@@ -22,19 +22,20 @@ struct FreeDeleter {
 };
 using AlignedFloats = std::unique_ptr<float, FreeDeleter>;
 
-// Hands out 64-byte aligned pieces of one allocation.
+// Hands out 64-byte aligned pieces of one allocation; without one (null) it only counts.
 class Carver {
  public:
-  explicit Carver(float* base) : next_(base) {}
+  explicit Carver(float* base) : base_(base) {}
   float* take(int64_t n) {
-    float* p = next_;
-    next_ += round_up(n, 16);
+    float* p = base_ == nullptr ? nullptr : base_ + used_;
+    used_ += round_up(n, 16);
     return p;
   }
-  float* end() const { return next_; }
+  int64_t used() const { return used_; }  // floats
 
  private:
-  float* next_;
+  float* base_;
+  int64_t used_ = 0;
 };
 
 int64_t tokens_per_tile(int64_t tokens, int64_t kv_heads, int64_t group, int64_t threads) {
@@ -81,7 +82,7 @@ struct PrefillAttention::Scratch {
     shape = s;
     Carver sizes(nullptr);
     carve(s, sizes);
-    const size_t bytes = size_t(sizes.end() - static_cast<float*>(nullptr)) * sizeof(float);
+    const size_t bytes = size_t(sizes.used()) * sizeof(float);
     for (size_t w = 0; w < workers.size(); ++w) {
       memory[w].reset();
       memory[w].reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
