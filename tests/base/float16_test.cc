@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "support/half.h"
+
 namespace longkv {
 namespace {
 
@@ -19,11 +21,11 @@ TEST(Float16, EveryHalfSurvivesARoundTrip) {
   }
 }
 
-TEST(Float16, MatchesTheCompilersHalf) {
+TEST(Float16, MatchesTheDefinition) {
   for (uint64_t bits = 0; bits < (uint64_t(1) << 32); bits += 9973) {
     const float f = std::bit_cast<float>(uint32_t(bits));
     if (std::isnan(f)) continue;
-    const auto reference = std::bit_cast<uint16_t>(_Float16(f));
+    const auto reference = test::nearest_half(f);
     ASSERT_EQ(to_f16(f).bits, reference) << f;
   }
 }

@@ -9,6 +9,7 @@
 #include "base/float16.h"
 #include "kv/layout.h"
 #include "support/attention_ref.h"
+#include "support/half.h"
 
 namespace longkv {
 namespace {
@@ -60,7 +61,7 @@ TEST_P(Codec, RoundsToNearest) {
     const auto y = decode(type, encode(type, x), dim);
     for (size_t i = 0; i < x.size(); ++i) {
       const float expected = type == KvType::kF32   ? x[i]
-                             : type == KvType::kF16 ? float(_Float16(x[i]))
+                             : type == KvType::kF16 ? float(test::half_value(test::nearest_half(x[i])))
                                                     : to_float(to_bf16(x[i]));
       ASSERT_EQ(y[i], expected) << kv_type_name(type) << " " << x[i];
     }

@@ -6,16 +6,13 @@
 #include <limits>
 
 #include "kv/codec/codec.h"
+#include "support/half.h"
 
 namespace longkv::test {
 
 namespace {
 
-double half_value(const uint8_t* p) {
-  _Float16 h;
-  std::memcpy(&h, p, 2);
-  return double(h);
-}
+double stored_half(const uint8_t* p) { return half_value(uint16_t(p[0] | p[1] << 8)); }
 
 }  // namespace
 
@@ -31,7 +28,7 @@ std::vector<double> decode_row_ref(KvType type, const uint8_t* row, int64_t dim)
         value = f;
         break;
       }
-      case KvType::kF16: value = half_value(row + 2 * i); break;
+      case KvType::kF16: value = stored_half(row + 2 * i); break;
       case KvType::kBf16: {
         const uint32_t bits = uint32_t(row[2 * i] | row[2 * i + 1] << 8) << 16;
         float f;
@@ -39,11 +36,11 @@ std::vector<double> decode_row_ref(KvType type, const uint8_t* row, int64_t dim)
         value = f;
         break;
       }
-      case KvType::kQ8_0: value = double(int8_t(row[i])) * half_value(row + dim + 2 * group); break;
+      case KvType::kQ8_0: value = double(int8_t(row[i])) * stored_half(row + dim + 2 * group); break;
       case KvType::kQ4_0: {
         const uint8_t byte = row[16 * group + in_group % 16];
         const int nibble = in_group < 16 ? byte & 15 : byte >> 4;
-        value = (nibble - 8) * half_value(row + dim / 2 + 2 * group);
+        value = (nibble - 8) * stored_half(row + dim / 2 + 2 * group);
         break;
       }
     }
