@@ -5,8 +5,9 @@
 THREADED=(base engine kv_core kv_session model ops prefill)
 # The reduced suite under emulation.
 EMULATED=(base gguf golden kv_core kv_index kv_recipe ops prefill quant sample tokenizer)
-# Tests of these names need more time than emulation or a sanitizer leaves: the goldens of real models.
-SLOW='GoldenModel.*/(smollm2|needle_10m|gemma3_270m)|_NOT_BUILT$'
+# Tests of these names need more time than emulation or a sanitizer leaves: the goldens of real models, and a bound on
+# the tokenizers' speed.
+SLOW='^Speed\.|GoldenModel.*/(smollm2|needle_10m|gemma3_270m)|_NOT_BUILT$'
 
 # Adds PASSED FAILED SKIPPED.
 count() {
@@ -55,7 +56,7 @@ suite() {
 most() {
   local left
   left=$(ctest --test-dir "$1" -N -R "$SLOW" | sed -n 's/^ *Test *#[0-9]*: *\([^ ]*\).*/\1/p' | grep -vc '_NOT_BUILT$' || true)
-  say "  left out: $left tests that take a real model through the network, too slow here (part tests runs them)"
+  say "  left out: $left tests of real models and of speed, which need optimised code (part tests runs them)"
   suite "$1" -E "$SLOW"
 }
 
