@@ -17,6 +17,11 @@ void* operator new(size_t n) {
   if (p == nullptr) std::abort();
   return p;
 }
+// std::stable_sort takes its buffer from this one and gives it back to the plain delete below.
+void* operator new(size_t n, const std::nothrow_t&) noexcept {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  return std::malloc(n == 0 ? 1 : n);
+}
 void operator delete(void* p) noexcept { std::free(p); }
 void operator delete(void* p, size_t) noexcept { std::free(p); }
 
