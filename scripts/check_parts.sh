@@ -5,9 +5,9 @@
 THREADED=(base engine kv_core kv_session model ops prefill)
 # The reduced suite under emulation.
 EMULATED=(base gguf golden kv_core kv_index kv_recipe ops prefill quant sample tokenizer)
-# Tests of these names need more time than emulation or a sanitizer leaves: the goldens of real models, and a bound on
-# the tokenizers' speed.
-SLOW='^Speed\.|GoldenModel.*/(smollm2|needle_10m|gemma3_270m)|_NOT_BUILT$'
+# Tests of these names need more time than emulation or a sanitizer leaves: real models at length, and a bound on the
+# tokenizers' speed.
+SLOW='^Speed\.|LongNeedle|GoldenModel.*/(smollm2|needle_10m|gemma3_270m)|_NOT_BUILT$'
 
 # Adds PASSED FAILED SKIPPED.
 count() {
