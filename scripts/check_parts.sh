@@ -160,7 +160,8 @@ run_tidy() {
   base=$(git merge-base HEAD origin/HEAD 2>/dev/null || git rev-parse HEAD)
   mapfile -t files < <({
     git diff --name-only --diff-filter=d "$base" -- 'src/*.cc' 'apps/*.cc'
-    git ls-files 'src/*.cc' 'apps/*.cc'
+    git ls-files 'src/*.cc'
+    git ls-files 'apps/*.cc'
   } | awk '!seen[$0]++' | grep -v '_neon')
   one "compile commands" cmake --preset fuzz || return 0
   one "clang-tidy" tidy_files "${files[@]}" || true
