@@ -18,10 +18,19 @@ inline void cpu_relax() {
 
 // Jobs of a decode step follow each other within microseconds, so a worker spins that long before it sleeps.
 constexpr int kSpins = 20000;
+// The caller waits for tasks that are under way. One that takes this long probably sits on a core that another program
+// has taken, which may be the caller's.
+constexpr int kSpinsBeforeYield = 4000;
+
+// Bit of `active_`. A worker joins a job by adding 1 while the bit is clear; the caller sets it when no task is left
+// and waits for those inside only. A worker that has lost its core therefore delays a job by the task that it holds at
+// most, not until it is scheduled again.
+constexpr int kClosed = 1 << 30;
 
 }  // namespace
 
 ThreadPool::ThreadPool(int threads) {
+  active_.store(kClosed);
   for (int w = 1; w < threads; ++w) workers_.emplace_back([this, w] { work(w); });
 }
 
@@ -36,26 +45,37 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::drain(int worker) {
+  const Trampoline call = call_;
+  const void* fn = fn_;
+  const int64_t tasks = tasks_;
   for (;;) {
     const int64_t task = next_.fetch_add(1, std::memory_order_relaxed);
-    if (task >= tasks_) return;
-    call_(fn_, task, worker);
+    if (task >= tasks) return;
+    call(fn, task, worker);
   }
 }
 
 void ThreadPool::dispatch(int64_t tasks, Trampoline call, const void* fn) {
+  // The last job is closed and nobody is inside, so nobody reads these.
   call_ = call;
   fn_ = fn;
   tasks_ = tasks;
   next_.store(0, std::memory_order_relaxed);
-  active_.store(int(workers_.size()), std::memory_order_relaxed);
-  epoch_.fetch_add(1);  // publishes the job to spinning workers
+  active_.store(0, std::memory_order_release);
+  epoch_.fetch_add(1);  // tells spinning workers
   if (sleepers_.load() > 0) {
-    std::lock_guard lock(mutex_);  // a worker between its last check and its wait must see the new epoch
+    std::lock_guard lock(mutex_);  // a worker between its last check and its wait must see the new job
     wake_.notify_all();
   }
   drain(0);
-  while (active_.load(std::memory_order_acquire) > 0) cpu_relax();
+  if (active_.fetch_or(kClosed, std::memory_order_acq_rel) == 0) return;
+  for (int i = 0; active_.load(std::memory_order_acquire) != kClosed; ++i) {
+    if (i < kSpinsBeforeYield) {
+      cpu_relax();
+    } else {
+      std::this_thread::yield();
+    }
+  }
 }
 
 void ThreadPool::work(int worker) {
@@ -70,6 +90,10 @@ void ThreadPool::work(int worker) {
     }
     seen = epoch_.load();
     if (stop_.load()) return;
+    int inside = active_.load(std::memory_order_acquire);
+    while ((inside & kClosed) == 0 && !active_.compare_exchange_weak(inside, inside + 1, std::memory_order_acq_rel)) {
+    }
+    if ((inside & kClosed) != 0) continue;  // too late for this job
     drain(worker);
     active_.fetch_sub(1, std::memory_order_release);
   }

@@ -47,7 +47,7 @@ class ThreadPool {
   std::vector<std::thread> workers_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  // One job at a time. `epoch_` rises when a job is published; `active_` counts workers that have not finished it.
+  // One job at a time: `epoch_` counts them; `active_` counts the workers inside, with a bit that says it is closed.
   std::atomic<uint64_t> epoch_{0};
   std::atomic<int> active_{0};
   std::atomic<int> sleepers_{0};

@@ -62,18 +62,20 @@ void Graph::project_qkv(const LayerWeights& l, int layer, const float* hidden, i
 
   const RopeTable& rope =
       model_->config().rope_window && !c.window.empty() && c.window[size_t(layer)] > 0 ? rope_window_ : rope_;
-  auto project = [&](const Weight& w, const Vector& bias, std::vector<float>& y) {
-    matmul_.run(w, input_, y.data(), w.rows);
-    if (!bias.empty()) add_bias(y.data(), bias.data(), tokens, w.rows, pool_);
+  const MatmulOutput projections[] = {
+      {&l.q, s_.q.data(), l.q.rows}, {&l.k, s_.k.data(), l.k.rows}, {&l.v, s_.v.data(), l.v.rows}};
+  matmul_.run(projections, input_);
+  auto bias = [&](const Weight& w, const Vector& values, std::vector<float>& y) {
+    if (!values.empty()) add_bias(y.data(), values.data(), tokens, w.rows, pool_);
   };
   auto norm_heads = [&](const Vector& weight, std::vector<float>& y, int heads) {
     if (weight.empty()) return;
     rms_norm(y.data(), c.head_dim_k, weight.data(), c.norm_eps, tokens * heads, c.head_dim_k, y.data(), c.head_dim_k,
              pool_);
   };
-  project(l.q, l.q_bias, s_.q);
-  project(l.k, l.k_bias, s_.k);
-  project(l.v, l.v_bias, s_.v);
+  bias(l.q, l.q_bias, s_.q);
+  bias(l.k, l.k_bias, s_.k);
+  bias(l.v, l.v_bias, s_.v);
   norm_heads(l.q_norm, s_.q, c.heads);
   norm_heads(l.k_norm, s_.k, c.kv_heads);
   apply_rope(rope, s_.q.data(), tokens, c.heads, c.head_dim_k, first_position, pool_);
@@ -97,8 +99,8 @@ void Graph::finish_layer(const LayerWeights& l, float* hidden, int64_t tokens) {
 
   rms_norm(hidden, c.dim, l.ffn_norm.data(), c.norm_eps, tokens, c.dim, s_.norm.data(), c.dim, pool_);
   input_.reset(s_.norm.data(), tokens, c.dim);
-  matmul_.run(l.gate, input_, s_.gate.data(), c.ff_dim);
-  matmul_.run(l.up, input_, s_.up.data(), c.ff_dim);
+  const MatmulOutput gate_and_up[] = {{&l.gate, s_.gate.data(), c.ff_dim}, {&l.up, s_.up.data(), c.ff_dim}};
+  matmul_.run(gate_and_up, input_);
   gate_mul(c.activation, s_.gate.data(), s_.up.data(), tokens * c.ff_dim, pool_);
   input_.reset(s_.gate.data(), tokens, c.ff_dim);
   matmul_.run(l.down, input_, s_.proj.data(), c.dim);

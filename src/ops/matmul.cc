@@ -1,5 +1,7 @@
 #include "ops/matmul.h"
 
+#include <algorithm>
+
 #include "base/log.h"
 #include "ops/matmul_bf16.h"
 #include "ops/matmul_f32.h"
@@ -50,6 +52,13 @@ void Matmul::run(const Weight& w, MatmulInput& in, float* y, int64_t y_stride) {
     type_ = ProductType::kF32;
   }
   matmul_f32(w, in.x(), tokens, y, y_stride, pool_);
+}
+
+void Matmul::run(std::span<const MatmulOutput> outputs, MatmulInput& in) {
+  const bool one_job = type_ == ProductType::kInt8 && in.tokens() <= kMatvecTokens &&
+                       std::ranges::all_of(outputs, [](const MatmulOutput& o) { return has_int8_form(o.w->type); });
+  if (one_job) return matvec_int8(outputs, in.quantized(pool_), pool_);
+  for (const MatmulOutput& o : outputs) run(*o.w, in, o.y, o.y_stride);
 }
 
 const char* Matmul::kernel_name(TensorType type, ProductType product, int64_t tokens) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "base/threads.h"
 #include "ops/quantize_rows.h"
@@ -27,6 +28,13 @@ class MatmulInput {
   QuantizedRows rows_;
 };
 
+// One of several products of the same input.
+struct MatmulOutput {
+  const Weight* w;
+  float* y;  // [tokens][y_stride]
+  int64_t y_stride;
+};
+
 class Matmul {
  public:
   // Where `type` is not supported, a notice is printed and fp32 takes its place (see type()).
@@ -40,6 +48,9 @@ class Matmul {
   // does not depend on the thread count. In kF32 it does not depend on how many tokens come together beyond fp32
   // rounding.
   void run(const Weight& w, MatmulInput& in, float* y, int64_t y_stride);
+  // The same for several weights. A few tokens make one job of all of them: a decode step of a small model is so short
+  // that handing out jobs is a sizeable part of it.
+  void run(std::span<const MatmulOutput> outputs, MatmulInput& in);
 
   ProductType type() const { return type_; }
   // One line for `longkv version` and the run header: which kernel serves this weight type.
@@ -54,6 +65,7 @@ class Matmul {
 
 // Decode: every row of w against a few int8 rows (1 to 8). Weight types with an int8 form only (all quantised ones).
 void matvec_int8(const Weight& w, const QuantizedRows& x, float* y, int64_t y_stride, ThreadPool& pool);
+void matvec_int8(std::span<const MatmulOutput> outputs, const QuantizedRows& x, ThreadPool& pool);
 // Decode with weights decoded to fp32 in registers or small tiles; every type. x: [tokens][cols].
 void matvec_f32(const Weight& w, const float* x, int64_t tokens, float* y, int64_t y_stride, ThreadPool& pool);
 // Prompt: tiled int8 products. Weight types with an int8 form only.

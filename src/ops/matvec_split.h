@@ -13,15 +13,21 @@ namespace longkv {
 // Row groups that kernels compute together; tasks hold whole groups.
 inline constexpr int64_t kRowGroup = 8;
 
+// Bytes of weights for one task of a job that reads `bytes`. A task should last some microseconds (a hand-out costs
+// about 0.1) yet leave every thread several, so that one that lost its core for a moment does not hold up the others.
+inline int64_t task_bytes(int64_t bytes, int threads) {
+  constexpr int64_t kLeastBytes = 16 << 10, kMostBytes = 128 << 10, kTasksPerThread = 4;
+  return std::clamp(bytes / (kTasksPerThread * threads), kLeastBytes, kMostBytes);
+}
+
+inline int64_t task_rows(const Weight& w, int64_t bytes_per_task) {
+  return std::max(kRowGroup, bytes_per_task / w.row_bytes / kRowGroup * kRowGroup);
+}
+
 // Calls fn(begin, end) for row ranges that cover the matrix.
 template <class Fn>
 void for_row_ranges(const Weight& w, ThreadPool& pool, const Fn& fn) {
-  // A task should last some microseconds (a hand-out costs about 0.1) yet leave every thread several, so that one that
-  // lost its core for a moment does not hold up the others.
-  constexpr int64_t kLeastBytes = 16 << 10, kMostBytes = 128 << 10, kTasksPerThread = 4;
-  const int64_t bytes = w.rows * w.row_bytes;
-  const int64_t wanted = std::clamp(bytes / (kTasksPerThread * pool.threads()), kLeastBytes, kMostBytes);
-  const int64_t rows = std::max(kRowGroup, wanted / w.row_bytes / kRowGroup * kRowGroup);
+  const int64_t rows = task_rows(w, task_bytes(w.rows * w.row_bytes, pool.threads()));
   pool.run(ceil_div(w.rows, rows), [&](int64_t task, int) { fn(task * rows, std::min(w.rows, (task + 1) * rows)); });
 }
 

@@ -369,6 +369,50 @@ TEST_F(MatmulRun, EveryProductTypeAndTokenCount) {
   }
 }
 
+// Several weights at once, of mixed types and more than one job holds, give the bits that each gives alone.
+TEST_F(MatmulRun, SeveralWeightsEqualEachAlone) {
+  Random random(7);
+  std::normal_distribution<float> normal;
+  const int64_t cols = 512;
+  std::vector<Matrix> quantised, mixed;
+  for (int64_t rows : {576, 192, 1, 333, 70, 8}) {
+    const size_t n = quantised.size();
+    quantised.push_back(make_matrix(kInt8Types[n % std::size(kInt8Types)], rows, cols, Fill::kRandom, random));
+    mixed.push_back(make_matrix(n == 1 ? kFloatTypes[0] : kInt8Types[0], rows, cols, Fill::kRandom, random));
+  }
+  for (IsaLevel level : available_isa_levels()) {
+    ASSERT_TRUE(set_active_isa(level).ok());
+    for (const auto* matrices : {&quantised, &mixed}) {
+      for (int64_t tokens : {1, 3, 9}) {
+        std::vector<float> x(size_t(tokens * cols));
+        for (float& v : x) v = normal(random);
+        for (int threads : {1, 2, 5}) {
+          ThreadPool pool(threads);
+          Matmul matmul(pool, ProductType::kInt8);
+          MatmulInput in;
+          in.reset(x.data(), tokens, cols);
+          std::vector<std::vector<float>> together(matrices->size());
+          std::vector<MatmulOutput> outputs;
+          for (size_t i = 0; i < matrices->size(); ++i) {
+            const Weight& w = (*matrices)[i].weight;
+            together[i].assign(size_t(tokens * w.rows), std::numeric_limits<float>::quiet_NaN());
+            outputs.push_back({&w, together[i].data(), w.rows});
+          }
+          matmul.run(outputs, in);
+          for (size_t i = 0; i < matrices->size(); ++i) {
+            const Weight& w = (*matrices)[i].weight;
+            std::vector<float> alone(together[i].size());
+            matmul.run(w, in, alone.data(), w.rows);
+            ASSERT_EQ(std::memcmp(alone.data(), together[i].data(), alone.size() * 4), 0)
+                << tensor_type_info(w.type)->name << ", " << w.rows << " rows, " << tokens << " tokens, " << threads
+                << " threads, " << isa_name(level);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_F(MatmulRun, UnsupportedTypeIsNoticedAndReplaced) {
   ASSERT_TRUE(set_active_isa(available_isa_levels().front()).ok());
   ASSERT_FALSE(Matmul::supports(ProductType::kBf16));
