@@ -6,6 +6,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "base/float16.h"
 #include "ops/matmul.h"
@@ -31,8 +32,9 @@ HWY_INLINE FloatVec LoadWeights(Floats d, const hwy::bfloat16_t* p) {
 }
 
 HWY_INLINE float WeightValue(float w) { return w; }
-HWY_INLINE float WeightValue(hwy::float16_t w) { return to_float(f16_t{w.bits}); }
-HWY_INLINE float WeightValue(hwy::bfloat16_t w) { return to_float(bf16_t{w.bits}); }
+// Highway's half is a compiler type on Arm, a structure elsewhere.
+HWY_INLINE float WeightValue(hwy::float16_t w) { return to_float(std::bit_cast<f16_t>(w)); }
+HWY_INLINE float WeightValue(hwy::bfloat16_t w) { return to_float(std::bit_cast<bf16_t>(w)); }
 
 // sums[r * kTokens + t] += w[r] . x[t] over n values. Rows are processed together so that x is loaded once and enough
 // independent chains hide the latency of the multiply-add.
