@@ -21,25 +21,25 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 }  // namespace
 
 Result<Answer> generate(Session& session, const Tokenizer& tokenizer, Sampler& sampler, const AnswerOptions& options,
-                        const std::atomic<bool>* cancel, const std::function<void(std::string_view)>& on_text) {
+                        const std::atomic<bool>* cancel, const std::function<Status(std::string_view)>& on_text) {
   Answer answer;
   StreamDecoder decoder;
-  auto emit = [&](std::string_view text) {
-    if (text.empty()) return;
+  auto emit = [&](std::string_view text) -> Status {
+    if (text.empty()) return {};
     answer.text += text;
-    on_text(text);
+    return on_text(text);
   };
   const auto begin = Clock::now();
   answer.finish = "length";
   while (options.max_tokens < 0 || int64_t(answer.ids.size()) < options.max_tokens) {
     const int32_t id = sampler.sample(session.logits());
-    sampler.accept(id);
     if (!options.ignore_eos && tokenizer.is_eog(id)) {
       answer.finish = "stop";
       break;
     }
+    sampler.accept(id);
     answer.ids.push_back(id);
-    if (!tokenizer.is_control(id)) emit(decoder.push(tokenizer.piece(id)));
+    if (!tokenizer.is_control(id)) LONGKV_TRY(emit(decoder.push(tokenizer.piece(id))));
     // The token belongs to the sequence even when nothing follows it, so that a later turn continues after it.
     if (session.tokens() >= session.context()) break;
     const auto step_begin = Clock::now();
@@ -53,7 +53,7 @@ Result<Answer> generate(Session& session, const Tokenizer& tokenizer, Sampler& s
       break;
     }
   }
-  emit(decoder.flush());
+  LONGKV_TRY(emit(decoder.flush()));
   answer.seconds = seconds_since(begin);
   return answer;
 }

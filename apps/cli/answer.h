@@ -29,9 +29,9 @@ struct AnswerOptions {
   bool ignore_eos = false;
 };
 
-// Samples after the session's last logits. Complete characters go to `on_text` as they appear.
+// Samples after the session's last logits. Complete characters go to `on_text` as they appear; its error ends the run.
 Result<Answer> generate(Session& session, const Tokenizer& tokenizer, Sampler& sampler, const AnswerOptions& options,
-                        const std::atomic<bool>* cancel, const std::function<void(std::string_view)>& on_text);
+                        const std::atomic<bool>* cancel, const std::function<Status(std::string_view)>& on_text);
 
 // What reading and answering cost.
 struct RunCost {

@@ -7,6 +7,7 @@
 
 #include "base/cpu.h"
 #include "base/version.h"
+#include "output.h"
 
 namespace longkv::cli {
 
@@ -138,12 +139,12 @@ std::string bench_row(BenchFormat format, const BenchRow& r, bool first) {
       }
       return (first ? names + "\n" : "") + values + "\n";
     }
-    case BenchFormat::kJson: return (first ? "\n" : ",\n") + j.dump(2);
-    case BenchFormat::kJsonLines: return j.dump() + "\n";
+    case BenchFormat::kJson: return (first ? "\n" : ",\n") + json_text(j);
+    case BenchFormat::kJsonLines: return json_text(j, -1);
   }
   return "";
 }
 
-std::string bench_footer(BenchFormat format) { return format == BenchFormat::kJson ? "\n]\n" : ""; }
+std::string bench_footer(BenchFormat format) { return format == BenchFormat::kJson ? "]\n" : ""; }
 
 }  // namespace longkv::cli

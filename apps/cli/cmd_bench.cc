@@ -1,6 +1,5 @@
 // `longkv bench`: llama-bench's tests and rows, for one or several KV recipes.
 #include <chrono>
-#include <cstdio>
 #include <ctime>
 #include <memory>
 #include <random>
@@ -12,6 +11,8 @@
 #include "commands.h"
 #include "common.h"
 #include "model_label.h"
+#include "output.h"
+#include "planning.h"
 
 namespace longkv::cli {
 
@@ -30,11 +31,23 @@ struct BenchOptions {
 
 struct BenchTest {
   int64_t prompt = 0, generate = 0, depth = 0;
+
+  int64_t context() const { return depth + prompt + generate + kWarmupTokens; }
+  static constexpr int64_t kWarmupTokens = 32;
 };
+
+// Sizes of one test; far above every plan, and their sum cannot overflow.
+constexpr int64_t kMaxTokens = int64_t(1) << 40;
 
 // "512,1024-4096+1024,8192-65536*2": numbers with K/M, ranges with an additive or multiplicative step.
 Result<std::vector<int64_t>> parse_list(const std::string& text, const std::string& option) {
   std::vector<int64_t> values;
+  const auto number = [&](const std::string& item) -> Result<int64_t> {
+    LONGKV_ASSIGN(const int64_t v, parse_size(item, option));
+    if (v > kMaxTokens)
+      return fail(Code::kInvalidArgument, "{} '{}' is out of range; at most {}", option, item, kMaxTokens);
+    return v;
+  };
   size_t begin = 0;
   while (begin <= text.size()) {
     const size_t comma = std::min(text.find(',', begin), text.size());
@@ -42,18 +55,18 @@ Result<std::vector<int64_t>> parse_list(const std::string& text, const std::stri
     begin = comma + 1;
     const size_t dash = item.find('-');
     if (dash == std::string::npos) {
-      LONGKV_ASSIGN(const int64_t v, parse_size(item, option));
+      LONGKV_ASSIGN(const int64_t v, number(item));
       values.push_back(v);
       continue;
     }
     const size_t step_at = item.find_first_of("+*", dash);
-    LONGKV_ASSIGN(const int64_t first, parse_size(item.substr(0, dash), option));
-    LONGKV_ASSIGN(
-        const int64_t last,
-        parse_size(item.substr(dash + 1, step_at == std::string::npos ? step_at : step_at - dash - 1), option));
+    LONGKV_ASSIGN(const int64_t first, number(item.substr(0, dash)));
+    LONGKV_ASSIGN(const int64_t last,
+                  number(item.substr(dash + 1, step_at == std::string::npos ? step_at : step_at - dash - 1)));
+    if (first > last) return fail(Code::kInvalidArgument, "{}: the range '{}' is empty", option, item);
     int64_t step = 1;
     if (step_at != std::string::npos) {
-      LONGKV_ASSIGN(step, parse_size(item.substr(step_at + 1), option));
+      LONGKV_ASSIGN(step, number(item.substr(step_at + 1)));
     }
     const bool multiply = step_at != std::string::npos && item[step_at] == '*';
     if (step < (multiply ? 2 : 1) || (multiply && first == 0)) {
@@ -111,12 +124,21 @@ Result<std::vector<BenchTest>> tests_of(const BenchOptions& o) {
     }
     for (const std::string& pair : o.pairs) {
       LONGKV_ASSIGN(const auto pg, parse_list(pair, "-pg"));
-      if (pg.size() != 2) return fail(Code::kInvalidArgument, "-pg '{}' must be two numbers, prompt,generate", pair);
+      if (pg.size() != 2 || pg[0] + pg[1] == 0)
+        return fail(Code::kInvalidArgument, "-pg '{}' must be two numbers, prompt,generate", pair);
       tests.push_back({pg[0], pg[1], depth});
     }
   }
   if (tests.empty()) return fail(Code::kInvalidArgument, "nothing to measure: -p, -n and -pg are all 0");
   return tests;
+}
+
+Result<BenchFormat> format_of(const BenchOptions& o) {
+  if (o.global.json && o.output != "md" && o.output != "json")
+    return fail(Code::kInvalidArgument, "--json and -o {} contradict each other", o.output);
+  if (o.output == "csv") return BenchFormat::kCsv;
+  if (o.output == "jsonl") return BenchFormat::kJsonLines;
+  return o.global.json || o.output == "json" ? BenchFormat::kJson : BenchFormat::kMarkdown;
 }
 
 std::string utc_now() {
@@ -135,7 +157,8 @@ class BenchRunner {
   Status measure(const BenchTest& test, BenchRow& row) {
     LONGKV_TRY(start(test));
     if (!options_.no_warmup)
-      LONGKV_TRY(repeat({std::min<int64_t>(test.prompt, 32), std::min<int64_t>(test.generate, 2), test.depth}));
+      LONGKV_TRY(
+          repeat({std::min(test.prompt, BenchTest::kWarmupTokens), std::min<int64_t>(test.generate, 2), test.depth}));
     session_->kv().reset_stats();
     for (int i = 0; i < options_.repetitions; ++i) {
       LONGKV_TRY(rewind(test));
@@ -154,7 +177,7 @@ class BenchRunner {
  private:
   Status start(const BenchTest& test) {
     SessionOptions s;
-    s.context = test.depth + test.prompt + test.generate + 32;
+    s.context = test.context();
     s.recipe = opened_.recipe;
     s.products = opened_.products;
     s.order = opened_.order;
@@ -197,65 +220,92 @@ class BenchRunner {
   std::unique_ptr<Session> session_;
 };
 
+// Rows in the chosen format. What was printed is a whole document also when a later test fails.
+class RowPrinter {
+ public:
+  explicit RowPrinter(BenchFormat format) : format_(format) {}
+
+  Status row(const BenchRow& row) {
+    const std::string header = rows_ == 0 ? bench_header(format_) : "";
+    return print(header + bench_row(format_, row, rows_++ == 0));
+  }
+  Status finish() { return rows_ > 0 ? print(bench_footer(format_)) : Status(); }
+
+ private:
+  BenchFormat format_;
+  int64_t rows_ = 0;
+};
+
+Status check_memory(const Opened& opened, const std::vector<BenchTest>& tests) {
+  for (const BenchTest& test : tests) {
+    LONGKV_ASSIGN(const KvPlan plan,
+                  plan_for(*opened.model, opened.recipe, test.context(), opened.chunk, opened.pool->threads(), {}));
+    LONGKV_TRY(check_plan(plan));
+  }
+  return {};
+}
+
+// All tests of one recipe and thread count. `bandwidth` is measured by the first call.
+Status run_tests(const BenchOptions& o, const ModelOptions& m, const std::vector<BenchTest>& tests,
+                 const std::atomic<bool>* cancel, double& bandwidth, RowPrinter& printer) {
+  LONGKV_ASSIGN(const Opened opened, open_model(m));
+  LONGKV_TRY(check_memory(opened, tests));
+  if (bandwidth == 0) bandwidth = read_bandwidth(*opened.pool);
+  BenchRunner runner(opened, o, cancel);
+  for (const BenchTest& test : tests) {
+    BenchRow row;
+    row.model_path = m.model;
+    row.model_type = model_label(*opened.model);
+    row.model_bytes = model_bytes(*opened.model);
+    row.model_parameters = model_parameters(*opened.model);
+    row.threads = opened.pool->threads();
+    row.chunk = m.chunk;
+    row.kv = opened.recipe.canonical();
+    row.kv_label = m.kv;
+    row.type_k = kv_type_name(opened.recipe.store.k);
+    row.type_v = kv_type_name(opened.recipe.store.v);
+    row.random_fill = o.fill == "random" && test.depth > 0;
+    row.prompt = test.prompt;
+    row.generate = test.generate;
+    row.depth = test.depth;
+    row.test_time = utc_now();
+    row.read_bandwidth = bandwidth;
+    LONGKV_TRY(runner.measure(test, row));
+    LONGKV_TRY(printer.row(row));
+  }
+  return {};
+}
+
 Status run_bench(const BenchOptions& o) {
   LONGKV_TRY(apply_global_options(o.global));
   LONGKV_ASSIGN(const std::vector<BenchTest> tests, tests_of(o));
-  std::vector<int64_t> threads = {o.model.threads > 0 ? o.model.threads : default_threads()};
+  std::vector<int64_t> threads = {default_threads()};
   if (!o.threads.empty()) {
     LONGKV_ASSIGN(threads, parse_list(o.threads, "-t"));
   }
   for (int64_t t : threads) {
     if (t < 1 || t > 4096) return fail(Code::kInvalidArgument, "-t {} must lie between 1 and 4096", t);
   }
-  BenchFormat format = BenchFormat::kMarkdown;
-  if (o.output == "csv") format = BenchFormat::kCsv;
-  if (o.output == "json" || (o.global.json && o.output == "md")) format = BenchFormat::kJson;
-  if (o.output == "jsonl") format = BenchFormat::kJsonLines;
+  LONGKV_ASSIGN(const BenchFormat format, format_of(o));
+  const std::vector<std::string> recipes = split_recipes(o.recipes);
+  for (const std::string& recipe : recipes) LONGKV_TRY(load_recipe(recipe).status());  // before any work
 
   const std::atomic<bool>* cancel = install_interrupt_flag();
-  bool first = true;
-  auto print = [](const std::string& text) {
-    std::fputs(text.c_str(), stdout);
-    std::fflush(stdout);
-  };
-  std::vector<std::string> recipes = split_recipes(o.recipes);
-  for (const std::string& recipe : recipes) LONGKV_TRY(load_recipe(recipe).status());  // before any work
-  print(bench_header(format));
+  RowPrinter printer(format);
   for (int64_t n : threads) {
-    ModelOptions m = o.model;
-    m.threads = int(n);
     double bandwidth = 0;
     for (const std::string& recipe : recipes) {
+      ModelOptions m = o.model;
+      m.threads = int(n);
       m.kv = recipe;
-      LONGKV_ASSIGN(Opened opened, open_model(m));
-      if (bandwidth == 0) bandwidth = read_bandwidth(*opened.pool);
-      BenchRunner runner(opened, o, cancel);
-      for (const BenchTest& test : tests) {
-        BenchRow row;
-        row.model_path = o.model.model;
-        row.model_type = model_label(*opened.model);
-        row.model_bytes = model_bytes(*opened.model);
-        row.model_parameters = model_parameters(*opened.model);
-        row.threads = int(n);
-        row.chunk = o.model.chunk;
-        row.kv = opened.recipe.canonical();
-        row.kv_label = recipe;
-        row.type_k = kv_type_name(opened.recipe.store.k);
-        row.type_v = kv_type_name(opened.recipe.store.v);
-        row.random_fill = o.fill == "random" && test.depth > 0;
-        row.prompt = test.prompt;
-        row.generate = test.generate;
-        row.depth = test.depth;
-        row.test_time = utc_now();
-        row.read_bandwidth = bandwidth;
-        LONGKV_TRY(runner.measure(test, row));
-        print(bench_row(format, row, first));
-        first = false;
+      const Status s = run_tests(o, m, tests, cancel, bandwidth, printer);
+      if (!s.ok()) {
+        (void)printer.finish();  // the first error is the one to report
+        return s;
       }
     }
   }
-  print(bench_footer(format));
-  return {};
+  return printer.finish();
 }
 
 }  // namespace

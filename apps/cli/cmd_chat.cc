@@ -2,7 +2,6 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <iostream>
 #include <memory>
 
 #include "answer.h"
@@ -10,6 +9,8 @@
 #include "base/log.h"
 #include "commands.h"
 #include "common.h"
+#include "line_reader.h"
+#include "output.h"
 #include "prompt.h"
 #include "sampling_options.h"
 
@@ -52,17 +53,13 @@ class Conversation {
           "larger context",
           before, ids.size(), session_.context());
     }
-    cancel_->store(false);
     LONGKV_TRY(session_.prefill(ids, ids.size() > 2048 ? progress_line() : PrefillProgress(), cancel_));
     for (int32_t id : ids) sampler_.accept(id);
-    const auto answer = generate(session_, tokenizer_, sampler_, {options_.predict, options_.sampling.ignore_eos},
-                                 cancel_, [&](std::string_view piece) {
-                                   if (options_.global.json) return;
-                                   std::fwrite(piece.data(), 1, piece.size(), stdout);
-                                   std::fflush(stdout);
-                                 });
+    const auto answer =
+        generate(session_, tokenizer_, sampler_, {options_.predict, options_.sampling.ignore_eos}, cancel_,
+                 [&](std::string_view piece) { return options_.global.json ? Status() : print(piece); });
     if (!answer.ok()) {
-      LONGKV_TRY(session_.truncate(before));
+      if (!session_.truncate(before).ok()) LONGKV_TRY(session_.truncate(0));
       last_ = last_before;
       return answer.status();
     }
@@ -72,14 +69,14 @@ class Conversation {
                                {"finish", answer->finish},
                                {"tokens_read", ids.size()},
                                {"tokens_held", session_.tokens()}};
-      std::printf("%s\n", j.dump().c_str());
+      LONGKV_TRY(print(json_text(j, -1)));
     } else {
-      std::printf("\n");
-      if (answer->finish != "stop") log_info("({})", answer->finish);
+      LONGKV_TRY(print("\n"));
+      if (answer->finish == "length") log_info("(length)");
     }
-    std::fflush(stdout);
     log_verbose("read {} tokens, answered {}; {} of {} held", ids.size(), answer->ids.size(), session_.tokens(),
                 session_.context());
+    if (answer->finish == "interrupted") return fail(Code::kCancelled, "the answer was interrupted and is kept so far");
     return {};
   }
 
@@ -115,12 +112,15 @@ Status run_chat(const ChatOptions& o) {
   Conversation conversation(o, *chat, tokenizer, *session, sampler, cancel);
   log_info(
       "{}: chat format {}, context {} tokens, {}. /clear forgets, /quit or end of input leaves, Ctrl-C stops an "
-      "answer.",
+      "answer and leaves at the prompt.",
       opened.model->config().name, chat->format().name(), opened.context, opened.recipe.canonical());
   const bool terminal = ::isatty(STDIN_FILENO) != 0;
+  LineReader input(STDIN_FILENO);
   for (std::string line;;) {
     if (terminal) std::fprintf(stderr, "> ");
-    if (!std::getline(std::cin, line) || line == "/quit") return {};
+    cancel->store(false);
+    LONGKV_ASSIGN(const bool more, input.next(line, cancel));
+    if (!more || line == "/quit") return {};
     if (line.empty()) continue;
     if (line == "/clear") {
       LONGKV_TRY(conversation.clear());
@@ -130,8 +130,8 @@ Status run_chat(const ChatOptions& o) {
     if (s.ok()) s = conversation.turn(line);
     if (s.ok()) continue;
     if (s.code() != Code::kInvalidArgument && s.code() != Code::kCancelled) return s;
-    report(s);  // the conversation goes on as it was
     if (!terminal) return s;
+    report(s);  // a person goes on
   }
 }
 

@@ -1,10 +1,10 @@
 // `longkv inspect`: what a model file holds. Needs no known family.
-#include <cstdio>
 #include <memory>
 
 #include "commands.h"
 #include "common.h"
 #include "gguf/inspect.h"
+#include "output.h"
 
 namespace longkv::cli {
 
@@ -18,9 +18,7 @@ struct InspectOptions {
 Status run_inspect(const InspectOptions& o) {
   LONGKV_TRY(apply_global_options(o.global));
   LONGKV_ASSIGN(const GgufFile file, GgufFile::open(o.model));
-  const std::string text = describe_gguf(file, o.global.json);
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  return {};
+  return print(describe_gguf(file, o.global.json));
 }
 
 }  // namespace

@@ -1,11 +1,10 @@
 // `longkv plan`: what fits in memory and what a token costs, before anything is allocated.
-#include <cstdio>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "base/cpu.h"
 #include "commands.h"
 #include "common.h"
+#include "output.h"
 #include "planning.h"
 
 namespace longkv::cli {
@@ -29,8 +28,7 @@ Status run_plan(const PlanOptions& o) {
   const int64_t context = o.model.context.empty() ? 0 : opened.context;
   LONGKV_ASSIGN(const KvPlan plan,
                 plan_for(*opened.model, opened.recipe, context, opened.chunk, opened.pool->threads(), limits));
-  const std::string text = o.global.json ? plan_json(plan).dump(2) + "\n" : plan_text(plan);
-  std::fputs(text.c_str(), stdout);
+  LONGKV_TRY(print(o.global.json ? json_text(plan_json(plan)) : plan_text(plan)));
   return check_plan(plan);
 }
 

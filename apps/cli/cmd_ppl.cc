@@ -1,8 +1,7 @@
 // `longkv ppl`: perplexity by llama-perplexity's windows and scoring rule, and divergence from a recorded run.
-#include <chrono>
-#include <cstdio>
+#include <fmt/format.h>
+
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/error.h"
@@ -11,6 +10,7 @@
 #include "common.h"
 #include "engine/likelihood.h"
 #include "engine/logits_file.h"
+#include "output.h"
 #include "tokenizer/tokenizer.h"
 
 namespace longkv::cli {
@@ -50,7 +50,6 @@ struct Scores {
 // Tokens of all windows; the first of each is BOS where the tokenizer adds one.
 Result<std::vector<int32_t>> window_tokens(const PplOptions& o, const Tokenizer& tokenizer, int64_t window) {
   LONGKV_ASSIGN(const std::string text, read_text_file(o.file));
-  LONGKV_TRY(check_utf8(text, "'" + o.file + "'"));
   LONGKV_ASSIGN(std::vector<int32_t> ids, tokenizer.encode(text, /*add_special=*/true, /*parse_special=*/false));
   int64_t windows = int64_t(ids.size()) / window;
   if (windows < 1) {
@@ -93,7 +92,7 @@ Status score_window(Session& session, std::span<const int32_t> ids, int64_t voca
   return {};
 }
 
-void print_results(const PplOptions& o, const Opened& opened, const Scores& s, int64_t window, int64_t windows) {
+Status print_results(const PplOptions& o, const Opened& opened, const Scores& s, int64_t window, int64_t windows) {
   nlohmann::ordered_json j;
   j["model"] = o.model.model;
   j["kv"] = opened.recipe.canonical();
@@ -116,20 +115,31 @@ void print_results(const PplOptions& o, const Opened& opened, const Scores& s, i
     j["same_top"] = d.same_top();
   }
   if (o.global.json) {
-    std::printf("%s\n", j.dump(2).c_str());
-    return;
+    return print(json_text(j));
   }
-  std::printf("perplexity %.4f +/- %.5f (%lld windows of %lld tokens, %lld scored)\n", s.perplexity.perplexity(),
-              s.perplexity.standard_error(), static_cast<long long>(windows), static_cast<long long>(window),
-              static_cast<long long>(s.perplexity.count()));
-  if (!s.divergence) return;
-  const DivergenceMeter& d = *s.divergence;
-  std::printf("base perplexity %.4f\n", d.base_perplexity());
-  std::printf("KL divergence: mean %.6f +/- %.6f, median %.6f, 90%% %.6f, 99%% %.6f, 99.9%% %.6f, maximum %.6f\n",
-              d.kl().mean, d.kl().standard_error, d.kl_percentile(0.5), d.kl_percentile(0.9), d.kl_percentile(0.99),
-              d.kl_percentile(0.999), d.kl_max());
-  std::printf("RMS difference of probabilities %.4f %%, same top token %.3f %%\n", 100 * d.rms_probability_difference(),
-              100 * d.same_top());
+  std::string text =
+      fmt::format("perplexity {:.4f} +/- {:.5f} ({} windows of {} tokens, {} scored)\n", s.perplexity.perplexity(),
+                  s.perplexity.standard_error(), windows, window, s.perplexity.count());
+  if (s.divergence) {
+    const DivergenceMeter& d = *s.divergence;
+    text += fmt::format("base perplexity {:.4f}\n", d.base_perplexity());
+    text += fmt::format(
+        "KL divergence: mean {:.6f} +/- {:.6f}, median {:.6f}, 90% {:.6f}, 99% {:.6f}, 99.9% {:.6f}, maximum {:.6f}\n",
+        d.kl().mean, d.kl().standard_error, d.kl_percentile(0.5), d.kl_percentile(0.9), d.kl_percentile(0.99),
+        d.kl_percentile(0.999), d.kl_max());
+    text += fmt::format("RMS difference of probabilities {:.4f} %, same top token {:.3f} %\n",
+                        100 * d.rms_probability_difference(), 100 * d.same_top());
+  }
+  return print(text);
+}
+
+// The recorded windows decide; another -c would not be obeyed.
+Status check_context(const PplOptions& o, const LogitsReader& base) {
+  if (o.model.context.empty()) return {};
+  LONGKV_ASSIGN(const int64_t context, parse_size(o.model.context, "--ctx-size"));
+  if (context == base.window()) return {};
+  return fail(Code::kInvalidArgument, "-c {} contradicts '{}', which was recorded with windows of {} tokens", context,
+              o.base_file, base.window());
 }
 
 Status run_ppl(const PplOptions& o) {
@@ -137,24 +147,30 @@ Status run_ppl(const PplOptions& o) {
   if (o.compare && o.base_file.empty()) {
     return fail(Code::kInvalidArgument, "--kl-divergence needs --kl-divergence-base FILE, the run to compare with");
   }
+  if (o.windows < 1 && o.windows != -1)
+    return fail(Code::kInvalidArgument, "--chunks {} must be positive, or -1 for all", o.windows);
   ModelOptions m = o.model;
-  if (m.context.empty()) m.context = "512";
-  LONGKV_ASSIGN(Opened opened, open_model(m));
+  std::optional<LogitsReader> base;
+  if (o.compare) {
+    LONGKV_ASSIGN(base, LogitsReader::open(o.base_file));
+    if (!o.file.empty()) LONGKV_TRY(notice("-f is ignored: --kl-divergence scores the text of the recorded run"));
+    LONGKV_TRY(check_context(o, *base));
+    m.context = std::to_string(base->window());
+  } else if (m.context.empty()) {
+    m.context = "512";
+  }
+  LONGKV_ASSIGN(const Opened opened, open_model(m));
   LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
   const int64_t vocab = opened.model->config().vocab;
 
   Scores scores;
-  std::optional<LogitsReader> base;
   std::vector<int32_t> ids;
-  int64_t window = opened.context;
+  const int64_t window = opened.context;
   if (o.compare) {
-    LONGKV_ASSIGN(base, LogitsReader::open(o.base_file));
     if (base->vocab() != vocab) {
       return fail(Code::kInvalidArgument, "'{}' was recorded with a vocabulary of {}, the model has {}", o.base_file,
                   base->vocab(), vocab);
     }
-    window = base->window();
-    opened.context = window;
     ids.assign(base->tokens().begin(), base->tokens().end());
     if (o.windows > 0) ids.resize(size_t(std::min(o.windows, base->windows()) * window));
     for (int32_t id : ids) {
@@ -183,8 +199,7 @@ Status run_ppl(const PplOptions& o) {
     log_info("[{}/{}] perplexity {:.4f}", w + 1, windows, scores.perplexity.perplexity());
   }
   if (scores.writer) LONGKV_TRY(scores.writer->commit());
-  print_results(o, opened, scores, window, windows);
-  return {};
+  return print_results(o, opened, scores, window, windows);
 }
 
 }  // namespace

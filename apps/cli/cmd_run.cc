@@ -1,14 +1,17 @@
 // `longkv run`: one answer over a document.
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <memory>
+#include <optional>
 
 #include "answer.h"
+#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "commands.h"
 #include "common.h"
+#include "help.h"
+#include "output.h"
 #include "planning.h"
 #include "prompt.h"
 #include "sampling_options.h"
@@ -37,16 +40,27 @@ constexpr int64_t kAnswerRoom = 256;
 
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
+// Tokens that the prompt may have. Errors: kInvalidArgument when the answer would take the whole context.
+Result<int64_t> prompt_room(int64_t predict, int64_t context) {
+  const int64_t reserve = predict >= 0 ? predict : std::min(kAnswerRoom, context / 4);
+  if (reserve < context) return context - reserve;
+  return fail(Code::kInvalidArgument, "-n {} leaves no room for a prompt in a context of {} tokens", predict, context);
+}
+
 Status run(const RunOptions& o) {
   const auto start = Clock::now();
   LONGKV_TRY(apply_global_options(o.global));
   if (o.predict < -1) return fail(Code::kInvalidArgument, "-n {} must be -1 or more", o.predict);
   LONGKV_ASSIGN(const SamplingParams params, resolve_sampling(o.sampling));
+  std::optional<AtomicFile> stats;  // opened first: a long prompt is not read for a file that cannot be written
+  if (!o.stats_file.empty()) {
+    LONGKV_ASSIGN(stats, AtomicFile::create(o.stats_file));
+  }
   LONGKV_ASSIGN(Opened opened, open_model(o.model, /*must_fit=*/!o.explain));
   if (o.explain) return explain_kv(opened, o.global.json);
   LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
   LONGKV_ASSIGN(const auto chat, choose_chat(o.prompt, *opened.model, tokenizer));
-  const int64_t reserve = o.predict >= 0 ? o.predict : std::min(kAnswerRoom, opened.context / 4);
+  LONGKV_ASSIGN(const int64_t room, prompt_room(o.predict, opened.context));
   // A hidden question is decoded after the document was read, so that no method can look at it while it prepares.
   std::vector<int32_t> question;
   PromptOptions prompt = o.prompt;
@@ -58,8 +72,7 @@ Status run(const RunOptions& o) {
     LONGKV_ASSIGN(question, tokenizer.encode(text, /*add_special=*/false, /*parse_special=*/false));
     prompt.text.clear();
   }
-  LONGKV_ASSIGN(const std::vector<int32_t> ids,
-                build_prompt(prompt, chat, tokenizer, opened.context - reserve - int64_t(question.size())));
+  LONGKV_ASSIGN(const std::vector<int32_t> ids, build_prompt(prompt, chat, tokenizer, room - int64_t(question.size())));
   // Without -c a run reserves what it can use: that also lets longrope models keep their short factors.
   if (o.model.context.empty() && o.predict >= 0)
     opened.context = std::min(opened.context, int64_t(ids.size() + question.size()) + o.predict);
@@ -89,13 +102,10 @@ Status run(const RunOptions& o) {
   session->kv().reset_stats();
   const AnswerOptions answer_options{o.predict, o.sampling.ignore_eos};
   LONGKV_ASSIGN(const Answer answer,
-                generate(*session, tokenizer, sampler, answer_options, cancel, [&](std::string_view text) {
-                  if (o.global.json) return;
-                  std::fwrite(text.data(), 1, text.size(), stdout);
-                  std::fflush(stdout);
-                }));
-  if (!o.global.json) std::printf("\n");
-  if (!o.stats_file.empty() || o.global.json) cost.read_bandwidth = read_bandwidth(*opened.pool);
+                generate(*session, tokenizer, sampler, answer_options, cancel,
+                         [&](std::string_view text) { return o.global.json ? Status() : print(text); }));
+  if (!o.global.json) LONGKV_TRY(print("\n"));
+  if (stats || o.global.json) cost.read_bandwidth = read_bandwidth(*opened.pool);
   const auto costs = cost_json(*session, answer, cost);
   if (o.global.json) {
     nlohmann::ordered_json j;
@@ -103,9 +113,14 @@ Status run(const RunOptions& o) {
     j["finish"] = answer.finish;
     j["ids"] = answer.ids;
     j["cost"] = costs;
-    std::printf("%s\n", j.dump(2).c_str());
+    LONGKV_TRY(print(json_text(j)));
   } else if (log_level() >= LogLevel::kInfo) {
     log_info("\n{}", cost_text(costs));
+  }
+  if (stats) {
+    const std::string text = json_text(costs);
+    LONGKV_TRY(stats->write({reinterpret_cast<const uint8_t*>(text.data()), text.size()}));
+    LONGKV_TRY(stats->commit());
   }
   if (answer.finish == "interrupted")
     return fail(Code::kCancelled, "interrupted after {} tokens of the answer", answer.ids.size());
@@ -124,7 +139,7 @@ void add_run(CLI::App& app, int& exit_code) {
   command->add_option("--sys,--system-prompt", o->prompt.system, "System message");
   command->add_option("--chat-template", o->prompt.chat_template, "chatml, llama3, mistral, gemma or phi3");
   command->add_flag("--raw", o->prompt.raw, "No chat format: document and prompt as they are");
-  command->add_flag("--no-escape", o->prompt.no_escape, "Keep \\n and the like in -p as typed");
+  command->add_flag("--no-escape", o->prompt.no_escape, "Keep \\n and the like in -p as typed")->group(kMore);
   command->add_flag("--keep-first", o->prompt.keep_first, "Cut a document that does not fit after its beginning");
   command->add_flag("--keep-last", o->prompt.keep_last, "Cut a document that does not fit before its end");
   command->add_option("-n,--predict,--n-predict", o->predict, "Tokens to generate; -1 = to the end")
@@ -135,9 +150,12 @@ void add_run(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(0, 1 << 30));
   command->add_option("--stats", o->stats_file,
                       "Write what the run cost to a JSON file, with the share of read bandwidth");
-  command->add_flag("--hide-question", o->hide_question,
-                    "Decode -p after the document was read, so that no KV method sees it while it prepares");
-  command->add_flag("--verbose-prompt", o->show_prompt, "Print the prompt as the model sees it to standard error");
+  command
+      ->add_flag("--hide-question", o->hide_question,
+                 "Decode -p after the document was read, so that no KV method sees it while it prepares")
+      ->group(kMore);
+  command->add_flag("--verbose-prompt", o->show_prompt, "Print the prompt as the model sees it to standard error")
+      ->group(kMore);
   add_sampling_options(*command, o->sampling);
   command->callback([o, &exit_code] { exit_code = report(run(*o)); });
 }

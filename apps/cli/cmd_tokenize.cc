@@ -1,15 +1,15 @@
-// longkv tokenize: the ids of a text, as a model file's vocabulary gives them.
+// `longkv tokenize`: the ids of a text, as a model file's vocabulary gives them.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "apps/cli/commands.h"
-#include "base/mapped_file.h"
+#include "commands.h"
+#include "common.h"
 #include "gguf/gguf.h"
+#include "output.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/unicode.h"
 
@@ -18,6 +18,7 @@ namespace longkv::cli {
 namespace {
 
 struct Options {
+  GlobalOptions global;
   std::string model;
   std::string file;
   std::string prompt;
@@ -25,7 +26,6 @@ struct Options {
   bool ids = false;
   bool no_bos = false;
   bool no_parse_special = false;
-  bool json = false;
 };
 
 // Printable form of a piece: valid UTF-8, control bytes and invalid bytes as \n, \t or \xAB.
@@ -44,9 +44,9 @@ std::string escape(std::string_view piece) {
   return out;
 }
 
-void print(const Tokenizer& tokenizer, const std::vector<int32_t>& ids, const Options& options) {
-  if (options.json) {
-    nlohmann::json out;
+std::string describe(const Tokenizer& tokenizer, const std::vector<int32_t>& ids, const Options& options) {
+  if (options.global.json) {
+    nlohmann::ordered_json out;
     out["n_tokens"] = ids.size();
     out["fingerprint"] = fmt::format("{:016x}", tokenizer.fingerprint());
     out["ids"] = ids;
@@ -54,28 +54,24 @@ void print(const Tokenizer& tokenizer, const std::vector<int32_t>& ids, const Op
       out["pieces"] = nlohmann::json::array();
       for (const int32_t id : ids) out["pieces"].push_back(escape(tokenizer.piece(id)));
     }
-    fmt::print("{}\n", out.dump());
-    return;
+    return json_text(out, -1);
   }
-  if (!options.ids) {
-    for (const int32_t id : ids) fmt::print("{:8} '{}'\n", id, escape(tokenizer.piece(id)));
-    return;
-  }
-  fmt::print("{}\n", fmt::join(ids, " "));
+  if (options.ids) return fmt::format("{}\n", fmt::join(ids, " "));
+  std::string out;
+  for (const int32_t id : ids) out += fmt::format("{:8} '{}'\n", id, escape(tokenizer.piece(id)));
+  return out;
 }
 
 Status run(const Options& options) {
+  LONGKV_TRY(apply_global_options(options.global));
   LONGKV_ASSIGN(const GgufFile model, GgufFile::open(options.model));
   LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(model.metadata(), options.override_pre));
-  MappedFile file;
-  std::string_view text = options.prompt;
+  std::string text = options.prompt;
   if (!options.file.empty()) {
-    LONGKV_ASSIGN(file, MappedFile::open(options.file));
-    text = {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+    LONGKV_ASSIGN(text, read_file(options.file));
   }
   LONGKV_ASSIGN(const auto ids, tokenizer.encode(text, !options.no_bos, !options.no_parse_special));
-  print(tokenizer, ids, options);
-  return {};
+  return print(describe(tokenizer, ids, options));
 }
 
 }  // namespace
@@ -83,22 +79,17 @@ Status run(const Options& options) {
 void add_tokenize(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("tokenize", "Print the token ids of a text");
-  command->add_option("-m,--model", options->model, "model file (GGUF); its vocabulary suffices")->required();
+  add_global_options(*command, options->global);
+  command->add_option("-m,--model", options->model, "GGUF file; its vocabulary suffices")->required();
   auto* input = command->add_option_group("input");
-  input->add_option("-f,--file", options->file, "file with the text");
-  input->add_option("-p,--prompt", options->prompt, "the text itself");
+  input->add_option("-f,--file", options->file, "Text file ('-' = standard input)");
+  input->add_option("-p,--prompt", options->prompt, "The text itself");
   input->require_option(1);
-  command->add_flag("--ids", options->ids, "only the ids, separated by blanks");
-  command->add_flag("--no-bos", options->no_bos, "add no BOS or EOS token");
-  command->add_flag("--no-parse-special", options->no_parse_special, "read control tokens in the text as plain text");
-  command->add_flag("--json", options->json, "one JSON object");
-  command->add_option("--override-pre", options->override_pre, "pre-tokenizer to use instead of the file's");
-  command->callback([options, &exit_code] {
-    const Status status = run(*options);
-    if (status.ok()) return;
-    fmt::print(stderr, "error: {}\n", status.message());
-    exit_code = status.code() == Code::kInvalidArgument ? 2 : 1;
-  });
+  command->add_flag("--ids", options->ids, "Only the ids, separated by blanks");
+  command->add_flag("--no-bos", options->no_bos, "Add no BOS or EOS token");
+  command->add_flag("--no-parse-special", options->no_parse_special, "Read control tokens in the text as plain text");
+  command->add_option("--override-pre", options->override_pre, "Pre-tokenizer to use instead of the file's");
+  command->callback([options, &exit_code] { exit_code = report(run(*options)); });
 }
 
 }  // namespace longkv::cli

@@ -1,13 +1,14 @@
 // `longkv version`: build, CPU, instruction-set levels, kernels.
-#include <cstdio>
+#include <fmt/format.h>
+
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "base/cpu.h"
 #include "base/version.h"
 #include "commands.h"
 #include "common.h"
 #include "ops/matmul.h"
+#include "output.h"
 
 namespace longkv::cli {
 
@@ -18,8 +19,8 @@ struct VersionOptions {
   bool measure = false;
 };
 
-int run_version(const VersionOptions& options) {
-  if (const Status s = apply_global_options(options.global); !s.ok()) return report(s);
+Status run_version(const VersionOptions& options) {
+  LONGKV_TRY(apply_global_options(options.global));
   nlohmann::ordered_json j;
   j["version"] = version();
   j["commit"] = build_commit();
@@ -37,23 +38,20 @@ int run_version(const VersionOptions& options) {
     ThreadPool pool(default_threads());
     j["read_bandwidth_gb_s"] = read_bandwidth(pool) / 1e9;
   }
-  if (options.global.json) {
-    std::printf("%s\n", j.dump(2).c_str());
-    return 0;
-  }
-  std::printf("longkv %s (%s), %s\n", version(), build_commit(), build_compiler());
-  std::printf("cpu: %s, %d threads by default\n", cpu_model_name().c_str(), default_threads());
-  std::printf("instruction sets:");
+  if (options.global.json) return print(json_text(j));
+  std::string text = fmt::format("longkv {} ({}), {}\n", version(), build_commit(), build_compiler());
+  text += fmt::format("cpu: {}, {} threads by default\ninstruction sets:", cpu_model_name(), default_threads());
   for (IsaLevel level : available_isa_levels()) {
-    std::printf(" %s%s", isa_name(level), level == active_isa() ? " (selected)" : "");
+    text += fmt::format(" {}{}", isa_name(level), level == active_isa() ? " (selected)" : "");
   }
-  std::printf("\n");
+  text += "\n";
   for (const auto& [name, kernels] : j["kernels"].items()) {
-    std::printf("%-5s decode: %s; prompt: %s\n", name.c_str(), kernels["decode"].get<std::string>().c_str(),
-                kernels["prompt"].get<std::string>().c_str());
+    text += fmt::format("{:<5} decode: {}; prompt: {}\n", name, kernels["decode"].get<std::string>(),
+                        kernels["prompt"].get<std::string>());
   }
-  if (options.measure) std::printf("measured read bandwidth: %.1f GB/s\n", j["read_bandwidth_gb_s"].get<double>());
-  return 0;
+  if (options.measure)
+    text += fmt::format("measured read bandwidth: {:.1f} GB/s\n", j["read_bandwidth_gb_s"].get<double>());
+  return print(text);
 }
 
 }  // namespace
@@ -63,7 +61,7 @@ void add_version(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("version", "Print version, CPU features and chosen kernels");
   add_global_options(*command, options->global);
   command->add_flag("--bandwidth", options->measure, "Measure and print the memory read bandwidth");
-  command->callback([options, &exit_code] { exit_code = run_version(*options); });
+  command->callback([options, &exit_code] { exit_code = report(run_version(*options)); });
 }
 
 }  // namespace longkv::cli

@@ -1,19 +1,19 @@
 #include "common.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <iostream>
-#include <iterator>
+#include <cstring>
 #include <utility>
 
-#include "base/atomic_file.h"
 #include "base/bandwidth.h"
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "help.h"
+#include "ops/matmul.h"
 #include "planning.h"
 
 namespace longkv::cli {
@@ -21,6 +21,7 @@ namespace longkv::cli {
 double read_bandwidth(ThreadPool& pool) {
   // Well above the last-level cache, within what a small machine can spare.
   const auto bytes = size_t(std::max<int64_t>(int64_t(256) << 20, 8 * int64_t(last_level_cache_bytes())));
+  if (available_ram_bytes() < 2 * int64_t(bytes)) return 0;
   const auto measured = measure_read_bandwidth(pool, bytes);
   return measured.ok() ? measured->median * 1e9 : 0.0;
 }
@@ -33,7 +34,8 @@ int report(const Status& status) {
 
 void add_global_options(CLI::App& command, GlobalOptions& o) {
   command.add_option("--isa", o.isa, "Instruction-set level (see 'longkv version'); also LONGKV_ISA")
-      ->envname("LONGKV_ISA");
+      ->envname("LONGKV_ISA")
+      ->group(kMore);
   command.add_flag("--strict", o.strict, "Make every notice (fallback, rounding, ignored setting) an error");
   command.add_flag("-v,--verbose", o.verbose, "Print more to standard error");
   command.add_flag("-q,--quiet", o.quiet, "Print only errors and notices to standard error");
@@ -46,27 +48,34 @@ void add_model_options(CLI::App& command, ModelOptions& o, bool with_recipe) {
       ->check(CLI::Range(1, 4096));
   command.add_option("-c,--ctx-size", o.context,
                      "Context in tokens (K, M allowed); default: what fits, at most as trained");
-  command.add_option("-b,--batch-size,--ub,--ubatch-size", o.chunk, "Prompt tokens that pass a layer together")
+  command.add_option("--ub,--ubatch-size", o.chunk, "Prompt tokens that pass a layer together")
       ->check(CLI::Range(int64_t(1), int64_t(1) << 20))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->group(kMore);
   command.add_option("--prefill-type", o.prefill_type, "Products: int8, f32 or bf16 (decode follows: int8 or f32)")
       ->check(CLI::IsMember({"int8", "f32", "bf16"}))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->group(kMore);
   command.add_option("--prefill-order", o.prefill_order, "Prompt schedule: layer (major) or chunk (major)")
       ->check(CLI::IsMember({"layer", "chunk"}))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->group(kMore);
   if (with_recipe) {
     command.add_option("--kv", o.kv, "KV recipe, e.g. full, quest:budget=1024")->capture_default_str();
-    command.add_option("--kv-config", o.kv_config, "KTransformers config.yaml to take the recipe from");
+    command.add_option("--kv-config", o.kv_config, "KTransformers config.yaml to take the recipe from")->group(kMore);
   }
   command.add_option("--ctk,--cache-type-k", o.type_k, "Type of stored keys: f32, f16, bf16, q8_0, q4_0");
   command.add_option("--ctv,--cache-type-v", o.type_v, "Type of stored values");
-  command.add_option("--fa,--flash-attn", o.flash_attn, "Accepted and ignored: there is one attention path");
+  command.add_option("--fa,--flash-attn", o.flash_attn, "Accepted and ignored: there is one attention path")
+      ->group(kMore);
+  command.add_option("-b,--batch-size", o.batch, "Accepted and ignored: --ubatch-size alone sets the pieces")
+      ->group(kMore);
   command.add_option("--rope-scaling", o.rope_scaling, "Override: none, linear, ntk, yarn, longrope")
-      ->check(CLI::IsMember({"none", "linear", "ntk", "yarn", "longrope"}));
-  command.add_option("--rope-scale", o.rope_scale, "Override of the RoPE scaling factor");
-  command.add_option("--rope-freq-base", o.rope_base, "Override of the RoPE base");
-  command.add_option("--yarn-orig-ctx", o.yarn_original_context, "Override of YaRN's original context");
+      ->check(CLI::IsMember({"none", "linear", "ntk", "yarn", "longrope"}))
+      ->group(kMore);
+  command.add_option("--rope-scale", o.rope_scale, "Override of the RoPE scaling factor")->group(kMore);
+  command.add_option("--rope-freq-base", o.rope_base, "Override of the RoPE base")->group(kMore);
+  command.add_option("--yarn-orig-ctx", o.yarn_original_context, "Override of YaRN's original context")->group(kMore);
 }
 
 Status apply_global_options(const GlobalOptions& o) {
@@ -109,32 +118,26 @@ Result<int64_t> parse_size(const std::string& text, const std::string& option) {
   return value;
 }
 
-Result<std::string> read_text_file(const std::string& path, uint64_t limit) {
+Result<std::string> read_file(const std::string& path, uint64_t limit) {
+  const std::unique_ptr<FILE, int (*)(FILE*)> opened(path == "-" ? nullptr : std::fopen(path.c_str(), "rbe"),
+                                                     [](FILE* f) { return f == nullptr ? 0 : std::fclose(f); });
+  FILE* in = path == "-" ? stdin : opened.get();
+  if (in == nullptr) return fail(Code::kIo, "cannot open '{}': {}", path, std::strerror(errno));
   std::string text;
-  auto read_all = [&](std::istream& in) -> Status {
-    char buffer[1 << 16];
-    while (in.read(buffer, sizeof(buffer)) || in.gcount() > 0) {
-      text.append(buffer, size_t(in.gcount()));
-      if (text.size() > limit) return fail(Code::kInvalidArgument, "'{}' is larger than {} bytes", path, limit);
-    }
-    return {};
-  };
-  if (path == "-") {
-    LONGKV_TRY(read_all(std::cin));
-  } else {
-    std::ifstream in(path, std::ios::binary);
-    if (!in) return fail(Code::kIo, "cannot open '{}'", path);
-    LONGKV_TRY(read_all(in));
-    if (in.bad()) return fail(Code::kIo, "cannot read '{}'", path);
+  char buffer[1 << 16];
+  while (const size_t n = std::fread(buffer, 1, sizeof(buffer), in)) {
+    text.append(buffer, n);
+    if (text.size() > limit) return fail(Code::kInvalidArgument, "'{}' is larger than {} bytes", path, limit);
   }
-  if (text.empty()) return fail(Code::kInvalidArgument, "'{}' is empty", path);
+  if (std::ferror(in) != 0) return fail(Code::kIo, "cannot read '{}': {}", path, std::strerror(errno));
   return text;
 }
 
-Status write_file(const std::string& path, const std::string& text) {
-  LONGKV_ASSIGN(AtomicFile file, AtomicFile::create(path));
-  LONGKV_TRY(file.write({reinterpret_cast<const uint8_t*>(text.data()), text.size()}));
-  return file.commit();
+Result<std::string> read_text_file(const std::string& path) {
+  LONGKV_ASSIGN(std::string text, read_file(path));
+  if (text.empty()) return fail(Code::kInvalidArgument, "'{}' is empty", path);
+  LONGKV_TRY(check_utf8(text, "'" + path + "'"));
+  return text;
 }
 
 Status check_utf8(const std::string& text, const std::string& what) {
@@ -202,14 +205,25 @@ Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
   LONGKV_TRY(override_store(o.type_k, "--cache-type-k", opened.recipe.store.k));
   LONGKV_TRY(override_store(o.type_v, "--cache-type-v", opened.recipe.store.v));
   LONGKV_TRY(validate_recipe(opened.recipe));
+  if (!o.batch.empty()) LONGKV_TRY(notice("--batch-size is ignored: --ubatch-size alone sets how a prompt is cut"));
   if (!o.flash_attn.empty()) LONGKV_TRY(notice("--flash-attn is ignored: longkv has one attention path"));
   opened.products = o.prefill_type == "f32"    ? ProductType::kF32
                     : o.prefill_type == "bf16" ? ProductType::kBf16
                                                : ProductType::kInt8;
+  if (!Matmul::supports(opened.products)) {
+    LONGKV_TRY(notice("bf16 products need oneDNN and a CPU with AVX-512; prompts are multiplied in fp32"));
+    opened.products = ProductType::kF32;
+  }
+  for (const std::string& note : opened.recipe.notes) LONGKV_TRY(notice(opened.recipe.name + ": " + note));
   opened.order = o.prefill_order == "chunk" ? PrefillOrder::kChunkMajor : PrefillOrder::kLayerMajor;
   LONGKV_ASSIGN(const RopeOverrides rope, rope_overrides(o));
   LONGKV_ASSIGN(opened.model, LoadedModel::load(o.model, rope));
-  opened.pool = std::make_unique<ThreadPool>(threads > 0 ? threads : default_threads());
+  if (threads == 0) threads = default_threads();
+  opened.pool = std::make_unique<ThreadPool>(threads);
+  if (opened.pool->threads() < threads) {
+    return fail(Code::kOutOfMemory, "the system lets longkv start {} of {} threads; use -t {}", opened.pool->threads(),
+                threads, opened.pool->threads());
+  }
   if (!context.empty()) {
     LONGKV_ASSIGN(opened.context, parse_size(context, "--ctx-size"));
   }

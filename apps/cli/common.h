@@ -28,7 +28,7 @@ struct ModelOptions {
   std::string type_k, type_v;  // override the recipe's store
   std::string prefill_type = "int8";
   std::string prefill_order = "layer";
-  std::string flash_attn;  // accepted for llama.cpp's users; there is one path
+  std::string flash_attn, batch;  // accepted for llama.cpp's users; they have no counterpart
   std::string rope_scaling;
   double rope_scale = 0, rope_base = 0;
   int64_t yarn_original_context = 0;
@@ -68,10 +68,10 @@ double read_bandwidth(ThreadPool& pool);
 // "128K" -> 131072. K, M, G are powers of two. Errors: kInvalidArgument naming the option.
 Result<int64_t> parse_size(const std::string& text, const std::string& option);
 
-// Whole file ("-" = standard input). Errors: kIo, kInvalidArgument when empty or larger than `limit` bytes.
-Result<std::string> read_text_file(const std::string& path, uint64_t limit = uint64_t(1) << 32);
-// Written aside and renamed. Errors: kIo.
-Status write_file(const std::string& path, const std::string& text);
+// Whole file ("-" = standard input). Errors: kIo, kInvalidArgument when larger than `limit` bytes.
+Result<std::string> read_file(const std::string& path, uint64_t limit = uint64_t(1) << 32);
+// The same for a text that must not be empty and must be UTF-8. Errors: also kInvalidArgument.
+Result<std::string> read_text_file(const std::string& path);
 // kInvalidArgument with the offset of the first bad byte when `text` is not UTF-8.
 Status check_utf8(const std::string& text, const std::string& what);
 

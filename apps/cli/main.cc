@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "commands.h"
+#include "help.h"
+#include "output.h"
 
 namespace {
 
@@ -28,10 +30,11 @@ std::vector<std::string> read_arguments(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   // CLI11 reports bad usage by exceptions; they end here and become exit code 2.
+  longkv::cli::claim_standard_streams();
   int exit_code = 0;
   CLI::App app{"longkv runs language models over very long prompts on the machine you have.", "longkv"};
   app.require_subcommand(1);
-  app.set_help_flag("-h,--help", "Print this help and exit");
+  longkv::cli::set_up_help(app);
   longkv::cli::add_run(app, exit_code);
   longkv::cli::add_chat(app, exit_code);
   longkv::cli::add_bench(app, exit_code);

@@ -1,11 +1,17 @@
 #include "planning.h"
 
-#include <cstdio>
-#include <nlohmann/json.hpp>
-
 #include "model_label.h"
+#include "output.h"
 
 namespace longkv::cli {
+
+namespace {
+
+// Measured, resident: the program with its libraries, and the tokenizer's tables for each token of the vocabulary.
+constexpr int64_t kProgramBytes = int64_t(9) << 20;
+constexpr int64_t kTokenizerBytes = 256;
+
+}  // namespace
 
 Result<KvPlan> plan_for(const LoadedModel& model, const Recipe& recipe, int64_t context, int64_t chunk, int threads,
                         const PlanLimits& limits) {
@@ -17,7 +23,8 @@ Result<KvPlan> plan_for(const LoadedModel& model, const Recipe& recipe, int64_t 
   m.weight_bytes_per_token = int64_t(model.weights().bytes_per_token());
   m.hidden_bytes_per_token = Session::hidden_bytes(c, 1);
   m.hidden_bytes_limit = Session::hidden_bytes(c, c.context);
-  m.scratch_bytes = Graph::scratch_bytes(c, chunk) + c.vocab * int64_t(sizeof(float));
+  m.scratch_bytes =
+      kProgramBytes + c.vocab * (kTokenizerBytes + int64_t(sizeof(float))) + Graph::scratch_bytes(c, chunk);
   PlanMachine machine;
   machine.ram_bytes = limits.ram_bytes > 0 ? limits.ram_bytes : available_ram_bytes();
   machine.bandwidth = limits.bandwidth;
@@ -30,9 +37,7 @@ Status explain_kv(const Opened& opened, bool json) {
   limits.bandwidth = int64_t(read_bandwidth(*opened.pool));
   LONGKV_ASSIGN(const KvPlan plan,
                 plan_for(*opened.model, opened.recipe, opened.context, opened.chunk, opened.pool->threads(), limits));
-  const std::string text = json ? plan_json(plan).dump(2) + "\n" : plan_text(plan);
-  std::fputs(text.c_str(), stdout);
-  return {};
+  return print(json ? json_text(plan_json(plan)) : plan_text(plan));
 }
 
 }  // namespace longkv::cli

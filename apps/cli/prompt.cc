@@ -76,11 +76,12 @@ Result<std::vector<int32_t>> build_prompt(const PromptOptions& o, const std::opt
                                           const Tokenizer& tokenizer, int64_t room) {
   if (o.keep_first && o.keep_last)
     return fail(Code::kInvalidArgument, "--keep-first and --keep-last contradict each other");
+  if ((o.keep_first || o.keep_last) && o.file.empty())
+    return fail(Code::kInvalidArgument, "--keep-first and --keep-last cut a document; there is none without -f FILE");
   const std::string text = o.no_escape ? o.text : unescape(o.text);
   std::string document;
   if (!o.file.empty()) {
     LONGKV_ASSIGN(document, read_text_file(o.file));
-    LONGKV_TRY(check_utf8(document, "'" + o.file + "'"));
   }
   LONGKV_TRY(check_utf8(text, "-p"));
   if (document.empty() && text.empty())
@@ -88,12 +89,11 @@ Result<std::vector<int32_t>> build_prompt(const PromptOptions& o, const std::opt
 
   LONGKV_ASSIGN(std::vector<int32_t> ids, encode(o, chat, tokenizer, document, text));
   if (int64_t(ids.size()) <= room) return ids;
-  if (document.empty() || (!o.keep_first && !o.keep_last)) {
+  if (!o.keep_first && !o.keep_last) {
     return fail(
-        Code::kInvalidArgument,
-        "the prompt has {} tokens and {} fit beside the answer; use a larger -c, a smaller -n, or --keep-first or "
-        "--keep-last to cut the document",
-        ids.size(), room);
+        Code::kInvalidArgument, "the prompt has {} tokens and {} fit beside the answer; use a larger -c{}", ids.size(),
+        room,
+        document.empty() ? " or a smaller -n" : ", a smaller -n, or --keep-first or --keep-last to cut the document");
   }
   // Cut the document to what is left beside everything else, in whole tokens of its own.
   LONGKV_ASSIGN(const std::vector<int32_t> rest, encode(o, chat, tokenizer, "", text));

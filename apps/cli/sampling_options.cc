@@ -4,26 +4,31 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "help.h"
 
 namespace longkv::cli {
 
 void add_sampling_options(CLI::App& command, SamplingOptions& o) {
-  auto* group = command.add_option_group("sampling");
-  group->add_option("-s,--seed", o.seed, "Seed; -1 = random")->capture_default_str();
-  group->add_option("--temp", o.params.temperature, "Temperature; 0 = greedy")->capture_default_str();
-  group->add_option("--top-k", o.params.top_k, "Keep the k best; 0 = off")->capture_default_str();
-  group->add_option("--top-p", o.params.top_p, "Keep the smallest set of this mass; 1 = off")->capture_default_str();
-  group->add_option("--min-p", o.params.min_p, "Keep tokens this likely relative to the best; 0 = off")
-      ->capture_default_str();
-  group->add_option("--typical", o.params.typical, "Locally typical mass; 1 = off")->capture_default_str();
-  group->add_option("--repeat-penalty", o.params.repeat_penalty, "1 = off")->capture_default_str();
-  group->add_option("--repeat-last-n", o.params.repeat_last_n, "Tokens that penalties look back on; -1 = all")
-      ->capture_default_str();
-  group->add_option("--presence-penalty", o.params.presence_penalty, "0 = off")->capture_default_str();
-  group->add_option("--frequency-penalty", o.params.frequency_penalty, "0 = off")->capture_default_str();
-  group->add_option("--samplers", o.samplers, "Order, e.g. penalties;top_k;typ_p;top_p;min_p;temperature");
-  group->add_option("-l,--logit-bias", o.logit_bias, "ID+BIAS or ID-BIAS; may be repeated");
-  group->add_flag("--ignore-eos", o.ignore_eos, "Go on after the end of the answer");
+  command.add_option("-s,--seed", o.seed, "Seed; -1 = random")->capture_default_str();
+  command.add_option("--temp", o.params.temperature, "Temperature; 0 = greedy")->capture_default_str();
+  command.add_option("--top-k", o.params.top_k, "Keep the k best; 0 = off")->capture_default_str();
+  command.add_option("--top-p", o.params.top_p, "Keep the smallest set of this mass; 1 = off")->capture_default_str();
+  command.add_option("--min-p", o.params.min_p, "Keep tokens this likely relative to the best; 0 = off")
+      ->capture_default_str()
+      ->group(kMore);
+  command.add_option("--typical", o.params.typical, "Locally typical mass; 1 = off")
+      ->capture_default_str()
+      ->group(kMore);
+  command.add_option("--repeat-penalty", o.params.repeat_penalty, "1 = off")->capture_default_str()->group(kMore);
+  command.add_option("--repeat-last-n", o.params.repeat_last_n, "Tokens that penalties look back on; -1 = all")
+      ->capture_default_str()
+      ->group(kMore);
+  command.add_option("--presence-penalty", o.params.presence_penalty, "0 = off")->capture_default_str()->group(kMore);
+  command.add_option("--frequency-penalty", o.params.frequency_penalty, "0 = off")->capture_default_str()->group(kMore);
+  command.add_option("--samplers", o.samplers, "Order, e.g. penalties;top_k;typ_p;top_p;min_p;temperature")
+      ->group(kMore);
+  command.add_option("-l,--logit-bias", o.logit_bias, "ID+BIAS or ID-BIAS; may be repeated")->group(kMore);
+  command.add_flag("--ignore-eos", o.ignore_eos, "Go on after the end of the answer");
 }
 
 Result<SamplingParams> resolve_sampling(const SamplingOptions& o) {

@@ -1,13 +1,16 @@
 #include "base/atomic_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "base/error.h"
@@ -40,10 +43,21 @@ Status flush_directory(const std::string& path) {
 Result<AtomicFile> AtomicFile::create(const std::string& path) {
   AtomicFile file;
   file.path_ = path;
+  struct stat st {};
+  if (::stat(path.c_str(), &st) == 0) {
+    if (S_ISDIR(st.st_mode)) return fail(Code::kIo, "cannot write '{}': it is a directory", path);
+    if (!S_ISREG(st.st_mode)) {
+      file.fd_ = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+      if (file.fd_ < 0) return fail(Code::kIo, "cannot open '{}': {}", path, std::strerror(errno));
+      return file;
+    }
+    const std::unique_ptr<char, decltype(&std::free)> real(::realpath(path.c_str(), nullptr), &std::free);
+    if (real) file.path_ = real.get();
+  }
   // mkstemp would leave a file that only its owner can read; a plain open follows the user's umask.
   static std::atomic<unsigned> counter{0};
   for (int attempt = 0; attempt < 100; ++attempt) {
-    const std::string name = fmt::format("{}.{}-{}.tmp", path, ::getpid(), counter.fetch_add(1));
+    const std::string name = fmt::format("{}.{}-{}.tmp", file.path_, ::getpid(), counter.fetch_add(1));
     file.fd_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (file.fd_ >= 0) {
       file.temporary_ = name;
@@ -89,14 +103,17 @@ Status AtomicFile::write(std::span<const uint8_t> bytes) {
 
 Status AtomicFile::commit() {
   if (fd_ < 0) return fail(Code::kInternal, "commit of the finished file '{}'", path_);
-  int error = ::fsync(fd_) == 0 ? 0 : errno;
+  const bool in_place = temporary_.empty();
+  // Devices and pipes have nothing to flush.
+  int error = in_place || ::fsync(fd_) == 0 ? 0 : errno;
   const int fd = std::exchange(fd_, -1);
   if (::close(fd) != 0 && error == 0) error = errno;
-  if (error == 0 && std::rename(temporary_.c_str(), path_.c_str()) != 0) error = errno;
+  if (error == 0 && !in_place && std::rename(temporary_.c_str(), path_.c_str()) != 0) error = errno;
   if (error != 0) {
     discard();
     return fail(Code::kIo, "cannot finish '{}': {}", path_, std::strerror(error));
   }
+  if (in_place) return {};
   temporary_.clear();
   return flush_directory(path_);
 }

@@ -1,7 +1,8 @@
 // A file that appears under its name only when it is complete.
 //
 // Bytes go to a file beside the target; commit() flushes them to the device and renames. Without a commit the target,
-// old or absent, stays as it was, also after a crash or power loss.
+// old or absent, stays as it was, also after a crash or power loss. A symbolic link stays and its target is replaced.
+// Devices and pipes (/dev/stdout, /dev/null) cannot be replaced by a rename: they are written in place.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@ namespace longkv {
 
 class AtomicFile {
  public:
-  // Errors: kIo when the directory of `path` cannot be written.
+  // Errors: kIo when the directory of `path` cannot be written, or `path` is a directory.
   static Result<AtomicFile> create(const std::string& path);
 
   AtomicFile() = default;
@@ -37,7 +38,7 @@ class AtomicFile {
   int fd_ = -1;
   uint64_t position_ = 0;
   std::string path_;
-  std::string temporary_;
+  std::string temporary_;  // empty: written in place
 };
 
 }  // namespace longkv

@@ -1,5 +1,7 @@
 #include "base/threads.h"
 
+#include <system_error>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -31,7 +33,11 @@ constexpr int kClosed = 1 << 30;
 
 ThreadPool::ThreadPool(int threads) {
   active_.store(kClosed);
-  for (int w = 1; w < threads; ++w) workers_.emplace_back([this, w] { work(w); });
+  try {
+    for (int w = 1; w < threads; ++w) workers_.emplace_back([this, w] { work(w); });
+  } catch (const std::system_error&) {
+    // The system has no more threads to give; those that started serve.
+  }
 }
 
 ThreadPool::~ThreadPool() {

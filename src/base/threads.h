@@ -16,7 +16,8 @@ namespace longkv {
 
 class ThreadPool {
  public:
-  // `threads` counts the calling thread: ThreadPool(1) starts no worker.
+  // `threads` counts the calling thread: ThreadPool(1) starts no worker. Where the system refuses to start so many,
+  // there are fewer; threads() tells.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

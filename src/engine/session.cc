@@ -79,8 +79,10 @@ Status Session::prefill(std::span<const int32_t> ids, const PrefillProgress& pro
     const Status s = prefill_span(ids.subspan(size_t(begin), size_t(count)), start + n, begin + count == n, begin, n,
                                   progress, cancel, sink, sink_from);
     if (!s.ok()) {
-      const Status undone = kv_->truncate(TokenCount{start});
-      return undone.ok() ? s : undone;
+      if (kv_->truncate(TokenCount{start}).ok()) return s;
+      // Sliding windows have let go of rows that the shorter sequence would need.
+      LONGKV_TRY(kv_->truncate(TokenCount{0}));
+      return Status(s.code(), s.message() + "; the sequence held before cannot be restored and is empty now");
     }
   }
   // Only the last row reaches the output matrix.

@@ -133,7 +133,7 @@ KvHeadView KvCache::view(int layer, int kv_head) const {
 Status KvCache::truncate(RowCount rows) {
   if (rows.v < 0) return fail(Code::kInvalidArgument, "KV cache cannot be cut to {} rows", rows.v);
   for (int layer = 0; layer < shape_.layers; ++layer) {
-    if (rows.v >= rows_[size_t(layer)]) continue;
+    if (rows.v == 0 || rows.v >= rows_[size_t(layer)]) continue;  // an empty sequence needs no row
     const int64_t needed = first_visible_row(rows.v, shape_.window_of(layer));
     if (first_row_[size_t(layer)] > needed) {
       return fail(
@@ -147,6 +147,7 @@ Status KvCache::truncate(RowCount rows) {
     const int64_t old = rows_[size_t(layer)];
     if (rows.v >= old) continue;
     rows_[size_t(layer)] = rows.v;
+    if (rows.v == 0) first_row_[size_t(layer)] = 0;
     advised_[size_t(layer)] = std::min(advised_[size_t(layer)], rows.v);
     for (int h = 0; h < shape_.kv_heads; ++h) {
       VirtualArray& k = k_[slot(layer, h)];
