@@ -33,7 +33,7 @@ struct KvSession::Impl {
   std::vector<std::vector<RowRange>> head_ranges;  // [layers][kv_heads], the same per KV head
 
   int64_t step = -1;         // decode steps since the last prompt
-  int64_t total_steps = -1;  // decode steps of this session, for the checks
+  int64_t total_steps = -1;  // decode steps since the cache was created, for the checks
   bool checking = false;     // this step also attends fully
 
   // Reused between calls: decoding allocates nothing once these are warm.
