@@ -163,4 +163,70 @@ void PrefillAttention::run(const PrefillAttendArgs& args) {
   });
 }
 
+int64_t dense_pairs(const PrefillAttendArgs& args) {
+  int64_t pairs = 0;
+  for (int64_t h = 0; h < int64_t(args.heads.size()); ++h) {
+    const int64_t first = args.first_row(h), held = args.heads[size_t(h)].first_row;
+    if (args.window == 0) {
+      pairs += causal_pairs(held, {first, first + args.tokens});
+    } else {
+      for (int64_t row = first; row < first + args.tokens; ++row) {
+        pairs += row + 1 - std::max(held, first_visible_row(row, args.window));
+      }
+    }
+  }
+  return pairs * args.group_size;
+}
+
+PrefillPairs PrefillAttention::run_listed(const PrefillAttendArgs& args, const RowLists& lists) {
+  if (args.tokens <= 0 || args.heads.empty()) return {};
+  const int64_t kv_heads = int64_t(args.heads.size());
+  const int64_t group = args.group_size;
+  const int64_t dim_k = args.heads[0].dim_k;
+  const int64_t dim_v = args.heads[0].dim_v;
+  const int64_t block = lists.block_rows();
+  const int64_t per_list = lists.heads_per_list();
+  scratch_->reserve({dim_k, dim_v, round_up(std::min(block, args.tokens) * per_list, kScoreRows), group});
+
+  struct Worker {
+    std::vector<RowRange> rows;
+    PrefillPairs pairs;
+  };
+  std::vector<Worker> workers(size_t(pool_.threads()));
+  const int64_t units = kv_heads * group / per_list;
+  const int64_t blocks = ceil_div(args.tokens, block) + 1;  // a chunk may begin inside a block
+  pool_.run(blocks * units, [&](int64_t task, int worker) {
+    const int64_t query_head = task % units * per_list;
+    const int64_t head = query_head / group;
+    const int64_t first = args.first_row(head);
+    const int64_t at = (first / block + blocks - 1 - task / units) * block;
+    const RowRange queries{std::max(at, first), std::min(at + block, first + args.tokens)};
+    if (queries.begin >= queries.end) return;
+    Worker& w = workers[size_t(worker)];
+    lists.rows(int(query_head), queries, w.rows);
+    w.pairs.attended += per_list * causal_pairs(w.rows, queries);
+    w.pairs.causal += per_list * causal_pairs(args.heads[size_t(head)].first_row, queries);
+
+    const int64_t from = queries.begin - first;
+    QueryTile tile;
+    tile.kv = &args.heads[size_t(head)];
+    tile.q = args.q + (from * kv_heads * group + query_head) * dim_k;
+    tile.q_stride = kv_heads * group * dim_k;
+    tile.tokens = count_of(queries);
+    tile.group = int(per_list);
+    tile.position = queries.begin;
+    tile.listed = w.rows;
+    tile.params = args.params;
+    tile.cancel = args.cancel;
+    float* out = args.out + (from * kv_heads * group + query_head) * dim_v;
+    attend_query_tile(tile, scratch_->workers[size_t(worker)], out, kv_heads * group * dim_v);
+  });
+  PrefillPairs pairs;
+  for (const Worker& w : workers) {
+    pairs.attended += w.pairs.attended;
+    pairs.causal += w.pairs.causal;
+  }
+  return pairs;
+}
+
 }  // namespace longkv

@@ -9,6 +9,7 @@
 #include "base/threads.h"
 #include "kv/attend.h"
 #include "kv/types.h"
+#include "prefill/row_lists.h"
 
 namespace longkv {
 
@@ -29,7 +30,19 @@ struct PrefillAttendArgs {
   int64_t mass_from = 0;
 
   const std::atomic<bool>* cancel = nullptr;  // polled per tile; the output is unspecified once set
+
+  // Row of the first query in a KV head.
+  int64_t first_row(int64_t) const { return first_position; }
 };
+
+// (query, key) pairs of query heads: computed, and those that causality and a window allow.
+struct PrefillPairs {
+  int64_t attended = 0;
+  int64_t causal = 0;
+};
+
+// Pairs of run() for these arguments.
+int64_t dense_pairs(const PrefillAttendArgs& args);
 
 // Scratch for packed tiles, one set per worker; create once per engine.
 class PrefillAttention {
@@ -37,6 +50,9 @@ class PrefillAttention {
   explicit PrefillAttention(ThreadPool& pool);
   ~PrefillAttention();
   void run(const PrefillAttendArgs& args);
+  // Each block of queries attends its list of rows only; no window, no mass. The bits of a query depend on its list
+  // alone, and a list of all rows gives the bits of run(). Returns how much was computed.
+  PrefillPairs run_listed(const PrefillAttendArgs& args, const RowLists& lists);
 
  private:
   struct Scratch;

@@ -9,6 +9,7 @@
 #include <hwy/highway.h>
 
 #include <cstring>
+#include <span>
 
 #include "base/float16.h"
 #include "kv/types.h"
@@ -88,6 +89,17 @@ HWY_INLINE void decode_stored_row(KvType type, const uint8_t* src, int64_t dim, 
   }
 }
 
+// Interleaves N decoded rows: panel[i * N + j] = decoded[j * dim + i].
+template <int N>
+HWY_INLINE void interleave_panel(const float* decoded, int64_t dim, float* panel) {
+  for (int64_t i = 0; i < dim; i += 8) {
+    for (int64_t j = 0; j < N; ++j) {
+      const float* src = decoded + j * dim + i;
+      for (int64_t c = 0; c < 8; ++c) panel[(i + c) * N + j] = src[c];
+    }
+  }
+}
+
 // K rows [begin, end) of panels of N rows that start at row `base`, as dst[(row - base) / N][dim][N]. Rows of the
 // panels outside [begin, end) become zero and are not read. `decoded`: [N][dim].
 template <int N>
@@ -102,13 +114,24 @@ void pack_keys(const KvHeadView& kv, int64_t base, int64_t begin, int64_t end, f
         std::memset(decoded + j * dim, 0, size_t(dim) * sizeof(float));
       }
     }
-    float* panel = dst + p * N * dim;
-    for (int64_t i = 0; i < dim; i += 8) {
-      for (int64_t j = 0; j < N; ++j) {
-        const float* src = decoded + j * dim + i;
-        for (int64_t c = 0; c < 8; ++c) panel[(i + c) * N + j] = src[c];
+    interleave_panel<N>(decoded, dim, dst + p * N * dim);
+  }
+}
+
+// The same for K rows given by number, in panels of N of them; the last panel is filled up with zeros.
+template <int N>
+void pack_listed_keys(const KvHeadView& kv, std::span<const int64_t> rows, float* decoded, float* dst) {
+  const int64_t dim = kv.dim_k;
+  const int64_t n = int64_t(rows.size());
+  for (int64_t first = 0; first < n; first += N) {
+    for (int64_t j = 0; j < N; ++j) {
+      if (first + j < n) {
+        decode_stored_row(kv.k_type, kv.k + rows[size_t(first + j)] * kv.k_stride, dim, decoded + j * dim);
+      } else {
+        std::memset(decoded + j * dim, 0, size_t(dim) * sizeof(float));
       }
     }
+    interleave_panel<N>(decoded, dim, dst + first * dim);
   }
 }
 
@@ -129,6 +152,26 @@ void pack_values(const KvHeadView& kv, int64_t base, int64_t tile, int64_t begin
     for (int64_t p = 0; p < panels; ++p) {
       float* to = dst + (p * tile + r) * N;
       if (held) {
+        std::memcpy(to, decoded + p * N, N * sizeof(float));
+      } else {
+        std::memset(to, 0, N * sizeof(float));
+      }
+    }
+  }
+}
+
+// The same for V rows given by number; rows beyond them up to a multiple of N become zero.
+template <int N>
+void pack_listed_values(const KvHeadView& kv, std::span<const int64_t> rows, int64_t tile, float* decoded, float* dst) {
+  const int64_t dim = kv.dim_v;
+  const int64_t panels = (dim + N - 1) / N;
+  const int64_t n = int64_t(rows.size());
+  std::memset(decoded, 0, size_t(panels * N) * sizeof(float));
+  for (int64_t r = 0; r < (n + N - 1) / N * N; ++r) {
+    if (r < n) decode_stored_row(kv.v_type, kv.v + rows[size_t(r)] * kv.v_stride, dim, decoded);
+    for (int64_t p = 0; p < panels; ++p) {
+      float* to = dst + (p * tile + r) * N;
+      if (r < n) {
         std::memcpy(to, decoded + p * N, N * sizeof(float));
       } else {
         std::memset(to, 0, N * sizeof(float));

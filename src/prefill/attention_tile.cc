@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <span>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "prefill/attention_tile.cc"
@@ -13,6 +14,7 @@
 
 #include "ops/fast_exp-inl.h"
 #include "prefill/attention_pack-inl.h"
+#include "prefill/product-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace longkv {
@@ -20,39 +22,7 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-using DF = hn::ScalableTag<float>;
-using VF = hn::Vec<DF>;
-
-constexpr int kLanes = HWY_LANES(float);
-constexpr int kPanel = 2 * kLanes;
-// kBlock x 2 accumulators, two columns and one broadcast fill the register file (16 or 32 registers).
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
-constexpr int kBlock = 12;
-#else
-constexpr int kBlock = 6;
-#endif
 static_assert(kScoreRows % kBlock == 0 && kMaxPanel % kPanel == 0);
-
-// c[i][:] = sum over t < n of a[i * a_stride + t] * b[t * kPanel + :], in ascending t.
-HWY_INLINE void product_block(const float* HWY_RESTRICT a, int64_t a_stride, const float* HWY_RESTRICT b, int64_t n,
-                              VF (&c)[kBlock][2]) {
-  const DF df;
-#pragma GCC unroll 16
-  for (int i = 0; i < kBlock; ++i) {
-    c[i][0] = hn::Zero(df);
-    c[i][1] = hn::Zero(df);
-  }
-  for (int64_t t = 0; t < n; ++t) {
-    const VF b0 = hn::Load(df, b + t * kPanel);
-    const VF b1 = hn::Load(df, b + t * kPanel + kLanes);
-#pragma GCC unroll 16
-    for (int i = 0; i < kBlock; ++i) {
-      const VF x = hn::Set(df, a[i * a_stride + t]);
-      c[i][0] = hn::MulAdd(x, b0, c[i][0]);
-      c[i][1] = hn::MulAdd(x, b1, c[i][1]);
-    }
-  }
-}
 
 // What a query row sees of a key tile, relative to the tile's first key; empty if begin >= end.
 struct Visible {
@@ -67,6 +37,7 @@ struct TileView {
   int64_t dim_k;
   int64_t dim_v;
   int64_t s_stride;
+  std::span<const int64_t> listed;  // rows of the key tile, ascending, where the tile has a list of rows
 
   // Query rows are ordered (token, head).
   Visible visible(int64_t row, int64_t key_begin) const {
@@ -74,6 +45,11 @@ struct TileView {
     const int64_t position = tile.position + row / tile.group;
     int64_t begin = tile.kv->first_row;
     if (tile.window > 0) begin = std::max(begin, position - tile.window + 1);
+    if (!listed.empty()) {
+      const auto from = std::lower_bound(listed.begin(), listed.end(), begin);
+      const auto to = std::upper_bound(listed.begin(), listed.end(), position);
+      return {from - listed.begin(), to - listed.begin()};
+    }
     return {std::clamp<int64_t>(begin - key_begin, 0, key_tile),
             std::clamp<int64_t>(position + 1 - key_begin, 0, key_tile)};
   }
@@ -118,7 +94,7 @@ TileView make_view(const QueryTile& tile) {
   const int64_t dim_k = tile.kv->dim_k;
   const int64_t dim_v = tile.kv->dim_v;
   const int64_t key_tile = prefill_key_tile(dim_k, dim_v);
-  return {tile, tile.tokens * tile.group, key_tile, dim_k, dim_v, key_tile + 16};
+  return {tile, tile.tokens * tile.group, key_tile, dim_k, dim_v, key_tile + 16, {}};
 }
 
 // Copies the queries of tokens [first, first + rows / group) so that q.k is in log2 units (or, with a soft cap, the
@@ -267,6 +243,50 @@ void attend_key_tile(const TileView& view, int64_t key_begin, const TileScratch&
   }
 }
 
+bool cancelled(const QueryTile& tile) { return tile.cancel != nullptr && tile.cancel->load(std::memory_order_relaxed); }
+
+// All rows that the tile sees; false: cancelled.
+bool attend_all_rows(const TileView& view, const TileScratch& scratch) {
+  const QueryTile& tile = view.tile;
+  const int64_t end = tile.position + tile.tokens;
+  int64_t begin = tile.kv->first_row;
+  if (tile.window > 0) begin = std::max(begin, tile.position - tile.window + 1);
+  for (int64_t key = begin / view.key_tile * view.key_tile; key < end; key += view.key_tile) {
+    if (cancelled(tile)) return false;
+    const int64_t from = std::max(begin, key);
+    const int64_t to = std::min(end, key + view.key_tile);
+    pack_tile_keys(view, key, from, to, scratch);
+    pack_values<kPanel>(*tile.kv, key, view.key_tile, from, to, scratch.decoded, scratch.v);
+    attend_key_tile(view, key, scratch);
+  }
+  return true;
+}
+
+// Key tiles gathered from the tile's list of rows. A list of all rows gives the tiles, and so the bits, of no list.
+bool attend_listed_rows(const TileView& dense, const TileScratch& scratch) {
+  const QueryTile& tile = dense.tile;
+  int64_t ids[kMaxKeyTile];
+  TileView view = dense;
+  int64_t held = 0;
+  const auto flush = [&] {
+    view.listed = std::span<const int64_t>(ids, size_t(held));
+    pack_listed_keys<kPanel>(*tile.kv, view.listed, scratch.decoded, scratch.k);
+    pack_listed_values<kPanel>(*tile.kv, view.listed, view.key_tile, scratch.decoded, scratch.v);
+    attend_key_tile(view, 0, scratch);
+    held = 0;
+  };
+  for (const RowRange& range : tile.listed) {
+    for (int64_t row = range.begin; row < range.end; ++row) {
+      ids[held++] = row;
+      if (held < view.key_tile) continue;
+      if (cancelled(tile)) return false;
+      flush();
+    }
+  }
+  if (held > 0) flush();
+  return true;
+}
+
 void attend_query_tile_impl(const QueryTile& tile, const TileScratch& scratch, float* out, int64_t out_stride) {
   const DF df;
   const TileView view = make_view(tile);
@@ -277,17 +297,7 @@ void attend_query_tile_impl(const QueryTile& tile, const TileScratch& scratch, f
   std::fill_n(scratch.max, padded, -std::numeric_limits<float>::infinity());
   std::fill_n(scratch.sum, padded, 0.0f);
 
-  const int64_t end = tile.position + tile.tokens;
-  int64_t begin = tile.kv->first_row;
-  if (tile.window > 0) begin = std::max(begin, tile.position - tile.window + 1);
-  for (int64_t key = begin / view.key_tile * view.key_tile; key < end; key += view.key_tile) {
-    if (tile.cancel != nullptr && tile.cancel->load(std::memory_order_relaxed)) return;
-    const int64_t from = std::max(begin, key);
-    const int64_t to = std::min(end, key + view.key_tile);
-    pack_tile_keys(view, key, from, to, scratch);
-    pack_values<kPanel>(*tile.kv, key, view.key_tile, from, to, scratch.decoded, scratch.v);
-    attend_key_tile(view, key, scratch);
-  }
+  if (!(tile.listed.empty() ? attend_all_rows(view, scratch) : attend_listed_rows(view, scratch))) return;
 
   for (int64_t row = 0; row < view.rows; ++row) {
     const float inverse = 1.0f / scratch.sum[row];

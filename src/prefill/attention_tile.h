@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <span>
 
 #include "kv/attend.h"
 #include "kv/types.h"
@@ -16,10 +17,11 @@ namespace longkv {
 constexpr int kScoreRows = 48;
 // Widest panel of packed columns of any target: two AVX-512 vectors.
 constexpr int kMaxPanel = 32;
+constexpr int kMaxKeyTile = 256;
 
 // Rows per key tile. A function of the channels only, since it fixes the order of summation; both packed tiles of it
 // take at most 256 KiB for up to 128 channels each, half of a usual L2.
-inline int64_t prefill_key_tile(int64_t dim_k, int64_t dim_v) { return dim_k + dim_v <= 256 ? 256 : 128; }
+inline int64_t prefill_key_tile(int64_t dim_k, int64_t dim_v) { return dim_k + dim_v <= 256 ? kMaxKeyTile : 128; }
 
 // Buffers of one worker, 64-byte aligned. `rows` = query rows (tokens x group) rounded up to kScoreRows.
 struct TileScratch {
@@ -42,6 +44,9 @@ struct QueryTile {
   int group = 1;
   int64_t position = 0;  // of the first token
   int64_t window = 0;
+  // Rows that the tile's queries attend as far as they see them: ascending, disjoint, none outside [first row of kv,
+  // last query]; every query sees at least one. Empty: all rows. Not read by mass_of_key_tile.
+  std::span<const RowRange> listed;
   AttendParams params;
   const std::atomic<bool>* cancel = nullptr;
   float* row_max = nullptr;  // [tokens * group], optional in attend_query_tile: the final maximum ...
