@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,6 +23,7 @@ enum class IndexKind {
   kBits,     // one sign bit per channel and token with a magnitude per 32 channels
 };
 const char* index_kind_name(IndexKind kind);
+std::optional<IndexKind> parse_index_kind(std::string_view name);
 
 enum class SelectHeads { kPerKvHead, kShared, kPerQueryHead };
 enum class Aggregate { kSum, kMax, kSoftmaxSum };  // over the query heads that share a selection
@@ -51,6 +53,14 @@ struct SelectSpec {
   bool operator==(const SelectSpec&) const = default;
 };
 
+// How rows are stored, K and V apart.
+struct StoreSpec {
+  KvType k = KvType::kF16;
+  KvType v = KvType::kF16;
+  KvTypes types() const { return {k, v}; }
+  bool operator==(const StoreSpec&) const = default;
+};
+
 struct KeepSpec {
   bool streaming = false;  // only sinks and window are ever attended (absolute positions)
   int64_t sink = 4;
@@ -63,7 +73,7 @@ struct Recipe {
   KeepSpec keep;
   IndexSpec index;
   SelectSpec select;
-  KvTypes store;
+  StoreSpec store;
   // What a documented rule decided where the text left it open (a local window scaled to a small budget). To be
   // printed.
   std::vector<std::string> notes;

@@ -61,7 +61,7 @@ Result<std::unique_ptr<KvSession>> KvSession::create(const KvShape& shape, const
                 shape.layers, shape.kv_heads, shape.group_size, shape.dim_k, shape.dim_v);
   }
   LONGKV_TRY(validate_recipe(recipe));
-  LONGKV_ASSIGN(KvCache cache, KvCache::create(shape, recipe.store, capacity));
+  LONGKV_ASSIGN(KvCache cache, KvCache::create(shape, recipe.store.types(), capacity));
   auto session = std::unique_ptr<KvSession>(new KvSession(std::move(cache), recipe, params, pool));
   LONGKV_ASSIGN(session->impl_->selector, Selector::create(shape, recipe, session->impl_->plans, capacity, params));
   return session;

@@ -4,9 +4,9 @@
 
 #include <random>
 
-#include "kv/recipe_fields.h"
-#include "kv/recipe_parts.h"
-#include "kv/recipe_words.h"
+#include "kv/recipe/parts.h"
+#include "kv/recipe/stage.h"
+#include "kv/recipe/words.h"
 
 namespace longkv {
 namespace {
@@ -29,18 +29,18 @@ void expect_refused(const std::string& text, const std::vector<std::string>& par
 }
 
 TEST(Recipe, PresetsHaveThePublishedValues) {
-  EXPECT_EQ(parsed("full").canonical(), "select=all + store=f16");
-  EXPECT_EQ(parsed("streaming").canonical(), "keep=streaming(sink=4,window=2044) + select=all + store=f16");
+  EXPECT_EQ(parsed("full").canonical(), "store=f16 + select=all");
+  EXPECT_EQ(parsed("streaming").canonical(), "keep=streaming(sink=4,window=2044) + store=f16 + select=all");
   EXPECT_EQ(parsed("quest").canonical(),
-            "index=minmax(block=16) + select=topk(budget=1024,sink=0,local=0,dense_layers=2) + store=f16");
+            "store=f16 + index=minmax(block=16) + select=topk(budget=1024,sink=0,local=0,dense_layers=2)");
   EXPECT_EQ(parsed("infllm").canonical(),
-            "index=dynamic(block=128,reps=4) + select=topk(budget=6272,sink=128,local=4096,heads=shared) + store=f16");
+            "store=f16 + index=dynamic(block=128,reps=4) + select=topk(budget=6272,sink=128,local=4096,heads=shared)");
   EXPECT_EQ(parsed("ktransformers").canonical(),
-            "index=dynamic(block=128,reps=1) + select=topk(budget=16512,sink=128,local=4096,heads=shared) + store=f16");
+            "store=f16 + index=dynamic(block=128,reps=1) + select=topk(budget=16512,sink=128,local=4096,heads=shared)");
   EXPECT_EQ(parsed("ktransformers-preselect").canonical(),
-            "index=dynamic(block=128,reps=1) + select=topk(budget=8320,sink=128,local=4096,heads=shared,"
-            "dense_layers=2,preselect=32) + store=f16");
-  EXPECT_EQ(recipe_presets().size(), 6u);
+            "store=f16 + index=dynamic(block=128,reps=1) + select=topk(budget=8320,sink=128,local=4096,heads=shared,"
+            "dense_layers=2,preselect=32)");
+  EXPECT_EQ(parsed("q8").canonical(), "store=q8_0 + select=all");
   for (const std::string& name : recipe_presets()) {
     EXPECT_EQ(parsed(name).name, name);
     EXPECT_TRUE(parsed(name).notes.empty()) << name;
@@ -72,6 +72,17 @@ TEST(Recipe, OverridesStagesAndBlanks) {
   EXPECT_EQ(parsed("streaming:budget=4K").keep.window, 4096 - 4);
   EXPECT_EQ(parsed("prefill=dense+keep=all+tail=none+place=cpu"), parsed("full"));
   EXPECT_FALSE(parsed("full") == parsed("full:store=q4_0"));
+}
+
+TEST(Recipe, PresetsJoinWhereTheySetDifferentStages) {
+  const Recipe r = parsed("quest:budget=2K+q8");
+  EXPECT_EQ(r.store.k, KvType::kQ8_0);
+  EXPECT_EQ(r.select.budget, 2048);
+  EXPECT_EQ(r.name, "quest:budget=2K+q8");
+  EXPECT_EQ(parsed("q4+quest"), parsed("quest:store=q4_0"));
+  EXPECT_EQ(parsed("quest:k=q8_0").canonical(), parsed("quest+store(k=q8_0)").canonical());
+  expect_refused("q8+q4", {"'q4' sets the stage 'store', which 'q8'"});
+  expect_refused("quest:store=q8_0+q4", {"sets the stage 'store'"});
 }
 
 TEST(Recipe, ASmallBudgetScalesThePublishedWindow) {
@@ -158,11 +169,27 @@ TEST(Recipe, IllegalCombinationsNameTheNearestLegalOne) {
   expect_refused("select=topk(budget=1K)", {"needs an index", "index=minmax(block=16)"});
   expect_refused("index=minmax", {"never read", "select=topk"});
   expect_refused("keep=streaming + index=minmax + select=topk", {"nothing to choose", "keep=streaming(sink=4"});
-  expect_refused("quest+infllm", {"'infllm' sets the stage 'keep', which 'quest' (position 1) has set"});
+  expect_refused("quest+infllm", {"'infllm' sets the stage 'index', which 'quest' (position 1) has set"});
   expect_refused("quest+select=topk(budget=2K)", {"sets the stage 'select'", "quest:budget=2K"});
   expect_refused("store=f16+store=q8_0", {"sets the stage 'store'"});
   expect_refused("index=fixed(block=4,reps=8)+select=topk", {"reps=8 exceeds block=4", "nearest legal: reps=4"});
   expect_refused("quest:preselect=9,preselect_kernel=8", {"no middle", "9"});
+}
+
+// A random value inside the field's range.
+template <class Below>
+RecipeValue any_value(const RecipeField& f, const Below& below) {
+  switch (f.kind) {
+    case RecipeField::Kind::kText: return std::string(below(2) == 0 ? "a/b.gguf" : "a name with, blanks");
+    case RecipeField::Kind::kReal: return f.min + (f.max - f.min) * double(below(1001)) / 1000;
+    case RecipeField::Kind::kWord: {
+      const std::string words = f.words;
+      return below(1 + std::count(words.begin(), words.end(), ' '));
+    }
+    case RecipeField::Kind::kCount: break;
+  }
+  const int64_t min = int64_t(f.min), span = int64_t(f.max) - min + 1;
+  return min + (below(2) == 0 ? below(std::min<int64_t>(span, 200)) : below(span));
 }
 
 // Random legal and illegal recipes built from the table of fields.
@@ -172,14 +199,11 @@ TEST(Recipe, CanonicalStringsParseBackEqual) {
   int legal = 0;
   for (int i = 0; i < 20000; ++i) {
     Recipe r;
-    for (RecipeStage stage : {RecipeStage::kKeep, RecipeStage::kIndex, RecipeStage::kSelect, RecipeStage::kStore}) {
-      const auto& choices = recipe_stage(stage).choices;
-      const std::string choice = choices[size_t(below(int64_t(choices.size())))];
-      set_stage_choice(stage, choice, r);
-      for (const RecipeField& f : recipe_fields()) {
-        if (f.stage != stage || find_field(stage, choice, f.key) == nullptr || below(2) == 0) continue;
-        const int64_t span = f.max - f.min + 1;
-        f.set(r, f.min + (below(2) == 0 ? below(std::min<int64_t>(span, 200)) : below(span)));
+    for (const RecipeStageInfo& stage : recipe_stages()) {
+      const std::string choice = stage.choices[size_t(below(int64_t(stage.choices.size())))];
+      stage.set(r, choice);
+      for (const RecipeField& f : stage.fields) {
+        if (find_field(stage, choice, f.key) == &f && below(2) == 0) f.set(r, any_value(f, below));
       }
     }
     if (!validate_recipe(r).ok()) continue;
@@ -188,9 +212,11 @@ TEST(Recipe, CanonicalStringsParseBackEqual) {
     const Result<Recipe> back = parse_recipe(text);
     ASSERT_TRUE(back.ok()) << text << ": " << back.status().message();
     EXPECT_TRUE(*back == r) << text << "\n" << back->canonical();
-    for (const RecipeField& f : recipe_fields()) {
-      if (find_field(f.stage, stage_choice(r, f.stage), f.key) == &f) {
-        ASSERT_EQ(f.get(*back), f.get(r)) << f.key << " of " << text;
+    for (const RecipeStageInfo& stage : recipe_stages()) {
+      for (const RecipeField& f : stage.fields) {
+        if (find_field(stage, stage.get(r), f.key) == &f) {
+          ASSERT_EQ(f.get(*back), f.get(r)) << f.key << " of " << text;
+        }
       }
     }
   }

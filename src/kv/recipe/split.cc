@@ -3,12 +3,13 @@
 //   recipe  = part { "+" part }
 //   part    = preset [ ":" params ]  |  stage "=" choice [ "(" [ params ] ")" ]  |  stage "(" [ params ] ")"
 //   params  = key "=" value { "," key "=" value }
+//   value   = characters of words and / % : ~ @  |  '"' anything but '"' '"'
 //
 // Words are made of letters, digits, '_', '-' and '.'; blanks between them do not count.
 #include <cctype>
 
 #include "base/error.h"
-#include "kv/recipe_parts.h"
+#include "kv/recipe/parts.h"
 
 namespace longkv {
 
@@ -30,12 +31,15 @@ class Reader {
     return true;
   }
 
-  Result<RecipeWord> word(const char* what) {
-    skip_blanks();
+  Result<RecipeWord> word(const char* what) { return run(what, is_word); }
+
+  Result<RecipeWord> value() {
+    if (!take('"')) return run("a value", is_recipe_value_char);
     const size_t begin = pos_;
-    while (pos_ < text_.size() && is_word(text_[pos_])) ++pos_;
-    if (pos_ == begin) return expected(what);
-    return RecipeWord{std::string(text_.substr(begin, pos_ - begin)), fmt::format("position {}", begin + 1)};
+    while (pos_ < text_.size() && text_[pos_] != '"') ++pos_;
+    if (pos_ >= text_.size()) return expected("a closing '\"'");
+    ++pos_;
+    return RecipeWord{std::string(text_.substr(begin, pos_ - 1 - begin)), fmt::format("position {}", begin + 1)};
   }
 
   Status expected(const char* what) {
@@ -49,6 +53,13 @@ class Reader {
   }
 
  private:
+  Result<RecipeWord> run(const char* what, bool (*belongs)(char)) {
+    skip_blanks();
+    const size_t begin = pos_;
+    while (pos_ < text_.size() && belongs(text_[pos_])) ++pos_;
+    if (pos_ == begin) return expected(what);
+    return RecipeWord{std::string(text_.substr(begin, pos_ - begin)), fmt::format("position {}", begin + 1)};
+  }
   static bool is_word(char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == '.';
   }
@@ -69,7 +80,7 @@ Status read_params(Reader& in, RecipePart& part) {
     RecipeParam param;
     LONGKV_ASSIGN(param.key, in.word("a parameter"));
     if (!in.take('=')) return in.expected("'=' and a value");
-    LONGKV_ASSIGN(param.value, in.word("a value"));
+    LONGKV_ASSIGN(param.value, in.value());
     part.params.push_back(std::move(param));
   } while (in.take(','));
   return {};
@@ -100,6 +111,11 @@ Result<RecipePart> read_part(Reader& in) {
 }
 
 }  // namespace
+
+bool is_recipe_value_char(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+         std::string_view("_-./%:~@").find(c) != std::string_view::npos;
+}
 
 Result<std::vector<RecipePart>> split_recipe_text(std::string_view text) {
   if (text.size() > kMaxRecipeText) {

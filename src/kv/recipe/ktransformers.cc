@@ -5,9 +5,9 @@
 #include <map>
 
 #include "base/error.h"
-#include "kv/recipe_parts.h"
-#include "kv/recipe_words.h"
-#include "kv/recipe_yaml_reader.h"
+#include "kv/recipe/parts.h"
+#include "kv/recipe/words.h"
+#include "kv/recipe/yaml_reader.h"
 
 namespace longkv {
 

@@ -1,4 +1,4 @@
-#include "kv/recipe_yaml_reader.h"
+#include "kv/recipe/yaml_reader.h"
 
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>

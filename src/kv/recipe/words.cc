@@ -1,4 +1,4 @@
-#include "kv/recipe_words.h"
+#include "kv/recipe/words.h"
 
 #include <algorithm>
 #include <array>
@@ -35,8 +35,6 @@ constexpr LaterWord kLater[] = {
     {"kivi2", "store=q4_0"},
     {"kivi4", "store=q4_0"},
     {"fp8", "store=q8_0"},
-    {"q8", "store=q8_0"},
-    {"q4", "store=q4_0"},
     {"leank", "store=q8_0"},
     {"think", "store=q8_0"},
     {"kvslimmer", "streaming"},

@@ -34,7 +34,13 @@ struct RecipePart {
   std::vector<RecipeParam> params;
 };
 
+// Characters of values that need no quotes.
+bool is_recipe_value_char(char c);
+
 Result<std::vector<RecipePart>> split_recipe_text(std::string_view text);
+
+// Sets a stage's choice and parameters as a part of the form stage=choice(...) says.
+Status apply_stage(const RecipePart& part, Recipe& recipe);
 
 // Gives the parts their meaning and validates the result.
 Result<Recipe> build_recipe(const std::vector<RecipePart>& parts);

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/recipe_parts.h"
+#include "kv/recipe/parts.h"
 #include "longkv/status.h"
 
 namespace longkv {

@@ -7,10 +7,10 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "kv/recipe_fields.h"
-#include "kv/recipe_parts.h"
-#include "kv/recipe_words.h"
-#include "kv/recipe_yaml_reader.h"
+#include "kv/recipe/parts.h"
+#include "kv/recipe/stage.h"
+#include "kv/recipe/words.h"
+#include "kv/recipe/yaml_reader.h"
 
 namespace longkv {
 
@@ -97,8 +97,9 @@ Result<Recipe> parse_recipe_yaml(std::string_view yaml) {
 }
 
 Result<Recipe> load_recipe(const std::string& text_or_path) {
-  const bool is_path =
-      text_or_path.find('/') != std::string::npos || text_or_path.ends_with(".yaml") || text_or_path.ends_with(".yml");
+  // A recipe may name files too (leank:mask=dir/file), but only after an equals sign.
+  const bool is_path = text_or_path.ends_with(".yaml") || text_or_path.ends_with(".yml") ||
+                       text_or_path.find('/') < text_or_path.find('=');
   if (!is_path) return parse_recipe(text_or_path);
   LONGKV_ASSIGN(const std::string yaml, read_settings_file(text_or_path));
   Result<Recipe> recipe = parse_recipe_yaml(yaml);
