@@ -30,10 +30,12 @@ enum class Aggregate { kSum, kMax, kSoftmaxSum };  // over the query heads that 
 
 struct IndexSpec {
   IndexKind kind = IndexKind::kNone;
-  int64_t block = 16;  // rows per block
-  int reps = 1;        // representatives per block (fixed, dynamic)
-  bool rotate = true;  // bits: Hadamard rotation of keys and queries before the signs are taken
-  int64_t coarse = 0;  // two-level: fine blocks per coarse block; 0 = chosen from the length, 1 = never
+  int64_t block = 16;     // rows per block
+  int reps = 1;           // representatives per block (fixed, dynamic)
+  bool rotate = true;     // bits: Hadamard rotation of keys and queries before the signs are taken
+  bool unbiased = false;  // bits: magnitudes that make the estimated products unbiased
+  bool pool_max = false;  // bits: a block scores as its best token, not as the log of its tokens' mass
+  int64_t coarse = 0;     // two-level: fine blocks per coarse block; 0 = chosen from the length, 1 = never
   bool operator==(const IndexSpec&) const = default;
 };
 

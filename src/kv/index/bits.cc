@@ -2,7 +2,8 @@
 // queries, which spreads outlier channels and leaves every dot product as it was.
 //
 // Score of a block: sqrt(D) * ln(sum over its tokens of exp(s / sqrt(D))), in units of the dot product s; with queries
-// scaled by (softmax scale * sqrt(D)) that is the estimated log of the block's softmax mass. With block = 1 it is s.
+// scaled by (softmax scale * sqrt(D)) that is the estimated log of the block's softmax mass. With pool=max it is the
+// largest s; with block = 1 it is s.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -27,6 +28,8 @@ class BitsIndex final : public BlockIndex {
         dim_(shape.dim_k),
         groups_(bits_groups(shape.dim_k)),
         rotate_(spec.rotate),
+        unbiased_(spec.unbiased),
+        pool_(spec.pool_max ? BitsPool::kMax : BitsPool::kMass),
         root_(std::sqrt(float(shape.dim_k))),
         heads_(size_t(shape.kv_heads)) {}
 
@@ -51,7 +54,7 @@ class BitsIndex final : public BlockIndex {
       for (const float* k = head.keys.data(); row < stop; ++row, k += dim_) {
         std::copy(k, k + dim_, head.padded.data());
         if (rotate_) hadamard_rows(head.padded.data(), dim_);
-        bits_write_token(head.padded.data(), dim_, tile(kv_head, row / kBitsTile), row % kBitsTile);
+        bits_write_token(head.padded.data(), dim_, unbiased_, tile(kv_head, row / kBitsTile), row % kBitsTile);
       }
     }
     head.rows = end;
@@ -59,34 +62,25 @@ class BitsIndex final : public BlockIndex {
 
   void truncate(int kv_head, const KvHeadView&, int64_t rows) override {
     Head& head = heads_[size_t(kv_head)];
-    head.rows = std::min(head.rows, rows);
+    if (rows >= head.rows) return;
+    head.rows = rows;
+    if (rows % kBitsTile != 0) bits_clear_tokens(dim_, tile(kv_head, rows / kBitsTile), rows % kBitsTile);
   }
 
   void score(int kv_head, const float* q, int n_q, int64_t block_begin, int64_t block_end, float* scores,
              int64_t stride) const override {
-    thread_local std::vector<float> tokens;  // [n_q][token_stride]
     const std::vector<BitsTables>& tables = prepare(q, n_q);
-    // Whole tiles that cover some whole blocks at a time, so that token scores stay in the first-level cache.
-    const int64_t step = std::max<int64_t>(1, kTokensAtOnce / block_);
-    const int64_t token_stride = round_up(step * block_, kBitsTile) + kBitsTile;
-    tokens.resize(size_t(n_q * token_stride));
     const int64_t rows = heads_[size_t(kv_head)].rows;
+    // Whole tiles that cover some whole blocks at a time, so that their scores stay in the first-level cache.
+    const int64_t step = std::max<int64_t>(1, kTokensAtOnce / block_);
     for (int64_t b = block_begin; b < block_end; b += step) {
       const int64_t stop = std::min(block_end, b + step);
-      const int64_t begin = b * block_, end = std::min(rows, stop * block_);
-      const int64_t first = begin / kBitsTile;
-      for (int64_t t = first; t * kBitsTile < end; ++t) {
-        bits_scan_tile(tile(kv_head, t), groups_, tables.data(), n_q, tokens.data() + (t - first) * kBitsTile,
-                       token_stride);
-      }
-      for (int j = 0; j < n_q; ++j) {
-        const float* s = tokens.data() + j * token_stride + begin - first * kBitsTile;
-        float* out = scores + j * stride + b - block_begin;
-        if (block_ == 1) {
-          std::copy(s, s + (end - begin), out);
-        } else {
-          bits_block_scores(s, block_, end - begin, root_, out);
-        }
+      const RowRange range{b * block_, std::min(rows, stop * block_)};
+      float* out = scores + b - block_begin;
+      if (block_ % kBitsUnit == 0) {
+        score_units(kv_head, tables, n_q, range, out, stride);
+      } else {
+        score_tokens(kv_head, tables, n_q, range, out, stride);
       }
     }
   }
@@ -100,12 +94,62 @@ class BitsIndex final : public BlockIndex {
   }
 
  private:
-  static constexpr int64_t kTokensAtOnce = 512;
+  static constexpr int64_t kTokensAtOnce = 1024;
   struct Head {
     int64_t rows = 0;
     std::vector<float> keys;    // scratch: decoded rows
     std::vector<float> padded;  // scratch: one rotated key
   };
+
+  // Blocks that are no multiple of a unit, by the scores of their tokens.
+  void score_tokens(int kv_head, const std::vector<BitsTables>& tables, int n_q, RowRange rows, float* out,
+                    int64_t stride) const {
+    thread_local std::vector<float> tokens;  // [n_q][token_stride]
+    const int64_t first = rows.begin / kBitsTile, tiles = ceil_div(rows.end, kBitsTile) - first;
+    const int64_t token_stride = tiles * kBitsTile;
+    tokens.resize(size_t(n_q * token_stride));
+    for (int64_t t = 0; t < tiles; ++t) {
+      bits_scan_tile(tile(kv_head, first + t), groups_, tables.data(), n_q, tokens.data() + t * kBitsTile,
+                     token_stride);
+    }
+    for (int j = 0; j < n_q; ++j) {
+      const float* s = tokens.data() + j * token_stride + rows.begin - first * kBitsTile;
+      if (block_ == 1) {
+        std::copy(s, s + (rows.end - rows.begin), out + j * stride);
+      } else {
+        bits_block_scores(pool_, s, block_, rows.end - rows.begin, root_, out + j * stride);
+      }
+    }
+  }
+
+  // Blocks made of units; an open unit is pooled from its tokens.
+  void score_units(int kv_head, const std::vector<BitsTables>& tables, int n_q, RowRange rows, float* out,
+                   int64_t stride) const {
+    thread_local std::vector<float> units;  // [n_q][unit_stride]
+    const int64_t first = rows.begin / kBitsTile, tiles = ceil_div(rows.end, kBitsTile) - first;
+    const int64_t unit_stride = tiles * (kBitsTile / kBitsUnit);
+    units.resize(size_t(n_q * unit_stride));
+    bits_scan_units(tile(kv_head, first), tiles, groups_, tables.data(), n_q, pool_, root_, units.data(), unit_stride);
+    if (const int64_t open = rows.end % kBitsUnit; open != 0) {
+      float tokens[kBitsTile];
+      const int64_t at = rows.end / kBitsTile, unit = rows.end / kBitsUnit - first * (kBitsTile / kBitsUnit);
+      for (int j = 0; j < n_q; ++j) {
+        bits_scan_tile(tile(kv_head, at), groups_, tables.data() + j * groups_, 1, tokens, kBitsTile);
+        bits_block_scores(pool_, tokens + (rows.end - open) % kBitsTile, kBitsUnit, open, root_,
+                          units.data() + j * unit_stride + unit);
+      }
+    }
+    const int64_t skip = (rows.begin - first * kBitsTile) / kBitsUnit;
+    const int64_t count = ceil_div(rows.end - rows.begin, kBitsUnit);
+    for (int j = 0; j < n_q; ++j) {
+      const float* s = units.data() + j * unit_stride + skip;
+      if (block_ == kBitsUnit) {
+        std::copy(s, s + count, out + j * stride);
+      } else {
+        bits_block_scores(pool_, s, block_ / kBitsUnit, count, root_, out + j * stride);
+      }
+    }
+  }
 
   // Tables of the group's queries. Refining asks for many short ranges with the same queries, so a thread keeps the
   // last ones it made, together with what they were made from.
@@ -144,6 +188,8 @@ class BitsIndex final : public BlockIndex {
   const int64_t dim_;
   const int64_t groups_;
   const bool rotate_;
+  const bool unbiased_;
+  const BitsPool pool_;
   const float root_;
   std::vector<Head> heads_;
   VirtualArray tiles_;  // [kv_heads][tiles of the capacity]

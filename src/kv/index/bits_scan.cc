@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <bit>
+
 #include "kv/index/bits_layout.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -9,21 +12,35 @@
 
 #include "ops/fast_exp-inl.h"
 
+// Loops over registers: without full unrolling GCC keeps arrays of vectors in memory.
+#ifndef LONGKV_UNROLL
+#if defined(__clang__)
+#define LONGKV_UNROLL _Pragma("unroll")
+#else
+#define LONGKV_UNROLL _Pragma("GCC unroll 8")
+#endif
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace longkv {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-#if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
+constexpr int64_t kHalfTile = kBitsTile / 2;
+constexpr int64_t kUnits = kBitsTile / kBitsUnit;
+constexpr int64_t kMaxGroups = 32;  // 1024 channels
+constexpr float kFixedOne = 32767.0f;
 
-// Without byte shuffles a token's tables are looked up one by one.
-void ScanTile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int n_q, float* scores, int64_t stride) {
+// One token after the other, in fp32: for tiles with magnitudes that are not finite, and where bytes cannot be
+// shuffled.
+void ScanTileSlow(const uint8_t* tile, int64_t groups, const BitsTables* tables, int n_q, float* scores,
+                  int64_t stride) {
   constexpr int64_t kBytes = kBitsGroup / 8;
   const auto* magnitudes = reinterpret_cast<const f16_t*>(tile + groups * kBytes * kBitsTile);
   for (int64_t g = 0; g < groups; ++g) {
     for (int64_t t = 0; t < kBitsTile; ++t) {
-      const float magnitude = to_float(magnitudes[g * kBitsTile + t]);
+      const float magnitude = to_float(magnitudes[g * kBitsTile + bits_magnitude_at(t)]);
       for (int j = 0; j < n_q; ++j) {
         const BitsTables& table = tables[j * groups + g];
         int sum = -kBitsNibbles * kBitsBias;
@@ -38,64 +55,8 @@ void ScanTile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int
   }
 }
 
-#else
-
-using Bytes = hn::CappedTag<uint8_t, size_t(kBitsTile)>;
-using Floats = hn::CappedTag<float, size_t(kBitsTile)>;
-constexpr int kByteLanes = int(hn::MaxLanes(Bytes()));
-constexpr int kFloatLanes = int(hn::MaxLanes(Floats()));
-constexpr int kVecs = kByteLanes / kFloatLanes;
-
-void ScanTile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int n_q, float* scores, int64_t stride) {
-  const Bytes d8;
-  const Floats df;
-  const hn::Rebind<int32_t, Floats> di;
-  const hn::Rebind<uint8_t, Floats> dq;
-  const hn::Rebind<hwy::float16_t, Floats> dh;
-  const auto low = hn::Set(d8, 15);
-  const auto bias = hn::Set(di, kBitsNibbles * kBitsBias);
-  const auto* magnitudes = reinterpret_cast<const hwy::float16_t*>(tile + groups * (kBitsGroup / 8) * kBitsTile);
-  alignas(64) uint8_t sums[2][kByteLanes];
-
-  for (int64_t t = 0; t < kBitsTile; t += kByteLanes) {
-    for (int64_t g = 0; g < groups; ++g) {
-      const uint8_t* signs = tile + g * 4 * kBitsTile + t;
-      const auto b0 = hn::LoadU(d8, signs), b1 = hn::LoadU(d8, signs + kBitsTile);
-      const auto b2 = hn::LoadU(d8, signs + 2 * kBitsTile), b3 = hn::LoadU(d8, signs + 3 * kBitsTile);
-      const auto l0 = hn::And(b0, low), l1 = hn::And(b1, low), l2 = hn::And(b2, low), l3 = hn::And(b3, low);
-      const auto h0 = hn::ShiftRight<4>(b0), h1 = hn::ShiftRight<4>(b1);
-      const auto h2 = hn::ShiftRight<4>(b2), h3 = hn::ShiftRight<4>(b3);
-      hn::Vec<Floats> m[kVecs];
-      for (int i = 0; i < kVecs; ++i) {
-        m[i] = hn::PromoteTo(df, hn::LoadU(dh, magnitudes + g * kBitsTile + t + i * kFloatLanes));
-      }
-      for (int j = 0; j < n_q; ++j) {
-        const BitsTables& table = tables[j * groups + g];
-        const auto look = [&](int nibble, auto index)
-                              HWY_ATTR { return hn::TableLookupBytes(hn::LoadDup128(d8, table.bytes[nibble]), index); };
-        // Four bytes of at most 2 * kBitsBias fit in one byte.
-        const auto first = hn::Add(hn::Add(look(0, l0), look(1, h0)), hn::Add(look(2, l1), look(3, h1)));
-        const auto second = hn::Add(hn::Add(look(4, l2), look(5, h2)), hn::Add(look(6, l3), look(7, h3)));
-        hn::Store(first, d8, sums[0]);
-        hn::Store(second, d8, sums[1]);
-        const auto step = hn::Set(df, table.step);
-        float* out = scores + j * stride + t;
-        for (int i = 0; i < kVecs; ++i) {
-          const auto a = hn::PromoteTo(di, hn::LoadU(dq, sums[0] + i * kFloatLanes));
-          const auto b = hn::PromoteTo(di, hn::LoadU(dq, sums[1] + i * kFloatLanes));
-          const auto dot = hn::Mul(hn::ConvertTo(df, hn::Sub(hn::Add(a, b), bias)), step);
-          const auto before = g == 0 ? hn::Zero(df) : hn::LoadU(df, out + i * kFloatLanes);
-          hn::StoreU(hn::MulAdd(dot, m[i], before), df, out + i * kFloatLanes);
-        }
-      }
-    }
-  }
-}
-
-#endif
-
-// Blocks are taken some at a time, so that their reductions overlap and one vector of logarithms serves many blocks.
-void BlockScores(const float* s, int64_t block, int64_t rows, float root, float* out) {
+// Blocks are taken some at a time, so that one vector of logarithms serves many.
+void BlockScores(BitsPool pool, const float* s, int64_t block, int64_t count, float root, float* out) {
   const hn::ScalableTag<float> d;
   const int64_t lanes = int64_t(hn::Lanes(d));
   const auto scale = hn::Set(d, kLog2E / root);
@@ -103,37 +64,388 @@ void BlockScores(const float* s, int64_t block, int64_t rows, float root, float*
   alignas(64) float peaks[kAtOnce], sums[kAtOnce];
   for (float& x : peaks) x = 0.0f;
   for (float& x : sums) x = 1.0f;
-  const int64_t blocks = ceil_div(rows, block);
+  const int64_t blocks = ceil_div(count, block);
   for (int64_t first = 0; first < blocks; first += kAtOnce) {
-    const int64_t count = HWY_MIN(kAtOnce, blocks - first);
-    for (int64_t b = 0; b < count; ++b) {
+    const int64_t n_blocks = HWY_MIN(kAtOnce, blocks - first);
+    for (int64_t b = 0; b < n_blocks; ++b) {
       const float* t = s + (first + b) * block;
-      const int64_t n = HWY_MIN(block, rows - (first + b) * block);
+      const int64_t n = HWY_MIN(block, count - (first + b) * block);
       auto peak_lanes = hn::Set(d, t[0]);
+      auto nan = hn::Zero(d);  // x - x is NaN for NaN and for infinities, which a maximum may lose
       int64_t i = 0;
-      for (; i + lanes <= n; i += lanes) peak_lanes = hn::Max(peak_lanes, hn::LoadU(d, t + i));
-      const auto rest = hn::FirstN(d, size_t(n - i));
-      if (i < n) peak_lanes = hn::Max(peak_lanes, hn::IfThenElse(rest, hn::MaskedLoad(rest, d, t + i), peak_lanes));
-      const auto peak = hn::MaxOfLanes(d, peak_lanes);
-      auto sum = hn::Zero(d);
-      for (i = 0; i + lanes <= n; i += lanes) {
-        sum = hn::Add(sum, fast_exp2(d, hn::Mul(hn::Sub(hn::LoadU(d, t + i), peak), scale)));
+      for (; i + lanes <= n; i += lanes) {
+        const auto x = hn::LoadU(d, t + i);
+        peak_lanes = hn::Max(peak_lanes, x);
+        nan = hn::Add(nan, hn::Sub(x, x));
       }
+      const auto rest = hn::FirstN(d, size_t(n - i));
       if (i < n) {
-        const auto e = fast_exp2(d, hn::Mul(hn::Sub(hn::MaskedLoad(rest, d, t + i), peak), scale));
-        sum = hn::Add(sum, hn::IfThenElseZero(rest, e));
+        const auto x = hn::IfThenElse(rest, hn::MaskedLoad(rest, d, t + i), hn::Set(d, t[0]));
+        peak_lanes = hn::Max(peak_lanes, x);
+        nan = hn::Add(nan, hn::Sub(x, x));
+      }
+      const auto peak = hn::MaxOfLanes(d, peak_lanes);
+      auto sum = nan;
+      if (pool == BitsPool::kMass) {
+        for (i = 0; i + lanes <= n; i += lanes) {
+          sum = hn::Add(sum, fast_exp2(d, hn::Mul(hn::Sub(hn::LoadU(d, t + i), peak), scale)));
+        }
+        if (i < n) {
+          const auto e = fast_exp2(d, hn::Mul(hn::Sub(hn::MaskedLoad(rest, d, t + i), peak), scale));
+          sum = hn::Add(sum, hn::IfThenElseZero(rest, e));
+        }
       }
       peaks[b] = hn::GetLane(peak);
       sums[b] = hn::GetLane(hn::SumOfLanes(d, sum));
     }
-    for (int64_t b = 0; b < count; b += lanes) {
+    for (int64_t b = 0; b < n_blocks; b += lanes) {
       const auto sum = hn::LoadU(d, sums + b);
-      const auto score = hn::MulAdd(hn::Log(d, sum), hn::Set(d, root), hn::LoadU(d, peaks + b));
+      auto score = hn::LoadU(d, peaks + b);
+      if (pool == BitsPool::kMass) score = hn::MulAdd(hn::Log(d, sum), hn::Set(d, root), score);
       hn::StoreU(hn::IfThenElse(hn::IsNaN(sum), sum, score), d, peaks + b);  // Log does not pass NaN on
     }
-    for (int64_t b = 0; b < count; ++b) out[first + b] = peaks[b];
+    for (int64_t b = 0; b < n_blocks; ++b) out[first + b] = peaks[b];
   }
 }
+
+void UnitsSlow(const uint8_t* tile, int64_t groups, const BitsTables* tables, int n_q, BitsPool pool, float root,
+               float* scores, int64_t stride) {
+  float tokens[kBitsTile];
+  for (int j = 0; j < n_q; ++j) {
+    ScanTileSlow(tile, groups, tables + j * groups, 1, tokens, kBitsTile);
+    BlockScores(pool, tokens, kBitsUnit, kBitsTile, root, scores + j * stride);
+  }
+}
+
+#if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
+
+void ScanTile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int n_q, float* scores, int64_t stride) {
+  ScanTileSlow(tile, groups, tables, n_q, scores, stride);
+}
+
+void ScanUnits(const uint8_t* tile, int64_t tiles, int64_t groups, const BitsTables* tables, int n_q, BitsPool pool,
+               float root, float* scores, int64_t stride) {
+  for (int64_t t = 0; t < tiles; ++t) {
+    UnitsSlow(tile + t * kBitsTile * groups * 6, groups, tables, n_q, pool, root, scores + t * kUnits, stride);
+  }
+}
+
+#else
+
+using D8 = hn::CappedTag<uint8_t, size_t(kBitsTile)>;
+using D16 = hn::Repartition<int16_t, D8>;
+using V8 = hn::Vec<D8>;
+using V16 = hn::Vec<D16>;
+constexpr int64_t kByteLanes = int64_t(hn::MaxLanes(D8()));
+constexpr int64_t kShortLanes = kByteLanes / 2;
+constexpr int kMaxHeads = 4;
+
+// The magnitudes of a tile as 16-bit numbers, and what the tables' bias adds to its sums.
+struct FixedTile {
+  alignas(64) int16_t magnitude[kMaxGroups][kBitsTile];
+  alignas(64) int16_t offset[kBitsTile];
+  float scale;  // of a sum, beside the step
+  int shift;    // sums of bytes are multiplied by 2^shift, so that rounding the products costs little
+};
+
+// Sums of all groups stay below 2^15: a group adds at most 248 * 2^shift.
+constexpr int shift_for(int64_t groups) { return groups <= 8 ? 4 : groups <= 16 ? 3 : 2; }
+
+// False: a magnitude is not finite.
+bool fix_tile(const uint8_t* tile, int64_t groups, FixedTile& fixed) {
+  const hn::CappedTag<float, 16> df;
+  const hn::Rebind<hwy::float16_t, decltype(df)> dh;
+  const hn::Rebind<int32_t, decltype(df)> di;
+  const hn::Rebind<int16_t, decltype(df)> ds;
+  const D16 d16;
+  const int64_t lanes = int64_t(hn::Lanes(df));
+  const auto* magnitudes = reinterpret_cast<const int16_t*>(tile + groups * (kBitsGroup / 8) * kBitsTile);
+  // Positive halves are ordered like whole numbers.
+  V16 top = hn::Zero(d16);
+  for (int64_t i = 0; i < groups * kBitsTile; i += kShortLanes) top = hn::Max(top, hn::LoadU(d16, magnitudes + i));
+  const int16_t bits = hn::GetLane(hn::MaxOfLanes(d16, top));
+  if (bits >= 0x7c00) return false;
+  const float largest = to_float(f16_t{uint16_t(bits)});
+  fixed.shift = shift_for(groups);
+  fixed.scale = largest * (32768.0f / kFixedOne) / float(1 << fixed.shift);
+  const auto inverse = hn::Set(df, largest > 0 ? kFixedOne / largest : 0.0f);
+  for (int64_t i = 0; i < groups * kBitsTile; i += lanes) {
+    const auto m = hn::PromoteTo(df, hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(magnitudes + i)));
+    // Adding 1.5 * 2^23 rounds to a whole number and leaves it in the low bits.
+    const auto rounded = hn::BitCast(di, hn::MulAdd(m, inverse, hn::Set(df, 12582912.0f)));
+    hn::StoreU(hn::DemoteTo(ds, hn::Sub(rounded, hn::Set(di, 0x4b400000))), ds, fixed.magnitude[0] + i);
+  }
+  const V16 bias = hn::Set(d16, int16_t((kBitsNibbles * kBitsBias) << fixed.shift));
+  for (int64_t t = 0; t < kBitsTile; t += kShortLanes) {
+    V16 sum = hn::Zero(d16);
+    for (int64_t g = 0; g < groups; ++g) {
+      sum = hn::Sub(sum, hn::MulFixedPoint15(bias, hn::Load(d16, fixed.magnitude[g] + t)));
+    }
+    hn::Store(sum, d16, fixed.offset + t);
+  }
+  return true;
+}
+
+// sums: [kHeads][64], even tokens before odd ones, in units of step * fixed.scale. Intermediate sums may wrap around;
+// final ones fit.
+template <int kHeads, int kShift>
+void SumTile(const uint8_t* tile, int64_t groups, const BitsTables* tables, const FixedTile& fixed, int16_t* sums) {
+  const D8 d8;
+  const D16 d16;
+  const hn::Repartition<uint16_t, D8> du;
+  const V8 low = hn::Set(d8, 15);
+  const auto even = hn::Set(du, 0xff);
+  for (int64_t t = 0; t < kBitsTile; t += kByteLanes) {
+    V16 sum_even[kHeads], sum_odd[kHeads];
+    LONGKV_UNROLL
+    for (int j = 0; j < kHeads; ++j) {
+      sum_even[j] = hn::Load(d16, fixed.offset + t / 2);
+      sum_odd[j] = hn::Load(d16, fixed.offset + kHalfTile + t / 2);
+    }
+    for (int64_t g = 0; g < groups; ++g) {
+      const uint8_t* signs = tile + g * 4 * kBitsTile + t;
+      V8 nibble[kBitsNibbles];
+      LONGKV_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const V8 byte = hn::LoadU(d8, signs + i * kBitsTile);
+        nibble[2 * i] = hn::And(byte, low);
+        nibble[2 * i + 1] = hn::ShiftRight<4>(byte);
+      }
+      const V16 m_even = hn::Load(d16, fixed.magnitude[g] + t / 2);
+      const V16 m_odd = hn::Load(d16, fixed.magnitude[g] + kHalfTile + t / 2);
+      LONGKV_UNROLL
+      for (int j = 0; j < kHeads; ++j) {
+        const BitsTables& table = tables[j * groups + g];
+        const auto look = [&](int i)
+                              HWY_ATTR { return hn::TableLookupBytes(hn::LoadDup128(d8, table.bytes[i]), nibble[i]); };
+        // Four bytes of at most 2 * kBitsBias fit in one byte.
+        const auto a = hn::BitCast(du, hn::Add(hn::Add(look(0), look(1)), hn::Add(look(2), look(3))));
+        const auto b = hn::BitCast(du, hn::Add(hn::Add(look(4), look(5)), hn::Add(look(6), look(7))));
+        const auto e = hn::ShiftLeft<kShift>(hn::Add(hn::And(a, even), hn::And(b, even)));
+        const auto o = hn::ShiftLeft<kShift>(hn::Add(hn::ShiftRight<8>(a), hn::ShiftRight<8>(b)));
+        sum_even[j] = hn::Add(sum_even[j], hn::MulFixedPoint15(hn::BitCast(d16, e), m_even));
+        sum_odd[j] = hn::Add(sum_odd[j], hn::MulFixedPoint15(hn::BitCast(d16, o), m_odd));
+      }
+    }
+    LONGKV_UNROLL
+    for (int j = 0; j < kHeads; ++j) {
+      hn::Store(sum_even[j], d16, sums + j * kBitsTile + t / 2);
+      hn::Store(sum_odd[j], d16, sums + j * kBitsTile + kHalfTile + t / 2);
+    }
+  }
+}
+
+template <int kHeads>
+void sum_heads(const uint8_t* tile, int64_t groups, const BitsTables* tables, const FixedTile& fixed, int16_t* sums) {
+  switch (fixed.shift) {
+    case 4: return SumTile<kHeads, 4>(tile, groups, tables, fixed, sums);
+    case 3: return SumTile<kHeads, 3>(tile, groups, tables, fixed, sums);
+    default: return SumTile<kHeads, 2>(tile, groups, tables, fixed, sums);
+  }
+}
+
+void sum_tile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int heads, const FixedTile& fixed,
+              int16_t* sums) {
+  switch (heads) {
+    case 1: return sum_heads<1>(tile, groups, tables, fixed, sums);
+    case 2: return sum_heads<2>(tile, groups, tables, fixed, sums);
+    case 3: return sum_heads<3>(tile, groups, tables, fixed, sums);
+    default: return sum_heads<4>(tile, groups, tables, fixed, sums);
+  }
+}
+
+void ScanTile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int n_q, float* scores, int64_t stride) {
+  const hn::CappedTag<float, 16> df;
+  const hn::Rebind<int16_t, decltype(df)> ds;
+  const hn::Rebind<int32_t, decltype(df)> di;
+  const D16 d16;
+  const int64_t lanes = int64_t(hn::Lanes(df));
+  FixedTile fixed;
+  if (!fix_tile(tile, groups, fixed)) return ScanTileSlow(tile, groups, tables, n_q, scores, stride);
+  alignas(64) int16_t sums[kMaxHeads * kBitsTile];
+  alignas(64) int16_t ordered[kBitsTile];
+  for (int first = 0; first < n_q; first += kMaxHeads) {
+    const int heads = HWY_MIN(kMaxHeads, n_q - first);
+    sum_tile(tile, groups, tables + first * groups, heads, fixed, sums);
+    for (int j = 0; j < heads; ++j) {
+      const int16_t* sum = sums + j * kBitsTile;
+      for (int64_t t = 0; t < kHalfTile; t += kShortLanes) {
+        hn::StoreInterleaved2(hn::Load(d16, sum + t), hn::Load(d16, sum + kHalfTile + t), d16, ordered + 2 * t);
+      }
+      const auto scale = hn::Set(df, fixed.scale * tables[(first + j) * groups].step);
+      float* out = scores + (first + j) * stride;
+      for (int64_t t = 0; t < kBitsTile; t += lanes) {
+        const auto whole = hn::PromoteTo(di, hn::LoadU(ds, ordered + t));
+        hn::StoreU(hn::Mul(hn::ConvertTo(df, whole), scale), df, out + t);
+      }
+    }
+  }
+}
+
+// The largest of each 16-byte block's eight numbers, in all of its lanes.
+HWY_INLINE V16 max_of_eight(V16 v) {
+  const D16 d16;
+  const D8 d8;
+  const hn::Repartition<int32_t, D8> d32;
+  v = hn::Max(v, hn::BitCast(d16, hn::Shuffle1032(hn::BitCast(d32, v))));
+  v = hn::Max(v, hn::BitCast(d16, hn::Shuffle2301(hn::BitCast(d32, v))));
+  alignas(16) static constexpr uint8_t kSwap[16] = {2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13};
+  return hn::Max(v, hn::BitCast(d16, hn::TableLookupBytes(hn::BitCast(d8, v), hn::LoadDup128(d8, kSwap))));
+}
+
+// How a difference d <= 0 of two sums becomes the bits of 2^(d * unit) as a half: 1.0 has the bits 0x3c00, an order
+// of two is 1024 of them, and the bits between are read as a straight line.
+struct HalfExp {
+  int16_t lowest;  // differences below give zero
+  int shift;
+  int16_t factor;
+
+  // unit: binary orders per unit of the sums.
+  explicit HalfExp(float unit) {
+    // Differences times 2^shift * factor / 2^15 = unit * 1024, factor in [0.5, 1) * 2^15. Outside of these limits all
+    // tokens are as good as equal, or 16 orders apart.
+    const float bits = unit > 1e-6f ? HWY_MIN(unit, 15.0f) * 1024.0f : 1e-3f;
+    const uint32_t word = std::bit_cast<uint32_t>(bits);
+    const int exponent = int(word >> 23) - 126;
+    shift = HWY_MAX(0, exponent);
+    const float part = std::bit_cast<float>((word & 0x7fffffu) | 0x3f000000u);  // in [0.5, 1)
+    factor = int16_t(exponent >= 0 ? part * 32767.0f : bits * 32767.0f);
+    // The shifted difference has to fit in 16 bits.
+    lowest = int16_t(HWY_MAX(-15360.0f / bits, -32767.0f));
+  }
+};
+
+// The lane sums of four vectors.
+template <class D, class V = hn::Vec<D> >
+HWY_INLINE hn::Vec<hn::FixedTag<float, 4> > sums_of_four(D d, V a, V b, V c, V e) {
+  const hn::RepartitionToWide<D> dw;
+  const V ab = hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  const V ce = hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
+  const V lo = hn::BitCast(d, hn::InterleaveLower(dw, hn::BitCast(dw, ab), hn::BitCast(dw, ce)));
+  const V hi = hn::BitCast(d, hn::InterleaveUpper(dw, hn::BitCast(dw, ab), hn::BitCast(dw, ce)));
+  const V sum = hn::Add(lo, hi);
+#if HWY_MAX_BYTES == 16
+  return sum;
+#else
+  const hn::Half<D> half;
+  return hn::Add(hn::LowerHalf(half, sum), hn::UpperHalf(half, sum));
+#endif
+}
+
+// Of one head's sums of a tile: the best of each unit, and the sum of its exponentials.
+HWY_INLINE void unit_peaks(const int16_t* sums, int16_t* peaks) {
+  const D16 d16;
+  alignas(64) int16_t top[kHalfTile];
+  for (int64_t t = 0; t < kHalfTile; t += kShortLanes) {
+    hn::Store(max_of_eight(hn::Max(hn::Load(d16, sums + t), hn::Load(d16, sums + kHalfTile + t))), d16, top + t);
+  }
+  for (int64_t u = 0; u < kUnits; ++u) peaks[u] = top[8 * u];
+}
+
+HWY_INLINE void unit_sums(const int16_t* sums, const HalfExp& half_exp, int16_t* peaks, float* totals) {
+  const D16 d16;
+  const hn::CappedTag<float, 8> df;
+  const hn::FixedTag<float, 4> d4;
+  const hn::Rebind<hwy::float16_t, decltype(df)> dh;
+  const int64_t lanes = int64_t(hn::Lanes(df));
+  alignas(64) int16_t top[kHalfTile], bits[2][kHalfTile];
+  const V16 lowest = hn::Set(d16, half_exp.lowest), factor = hn::Set(d16, half_exp.factor);
+  const V16 one = hn::Set(d16, 0x3c00);
+  const auto exp_bits = [&](V16 d) HWY_ATTR {
+    const V16 shifted = hn::ShiftLeftSame(hn::Max(d, lowest), half_exp.shift);
+    return hn::Max(hn::Zero(d16), hn::Add(hn::MulFixedPoint15(shifted, factor), one));
+  };
+  for (int64_t t = 0; t < kHalfTile; t += kShortLanes) {
+    const V16 e = hn::Load(d16, sums + t), o = hn::Load(d16, sums + kHalfTile + t);
+    const V16 peak = max_of_eight(hn::Max(e, o));
+    hn::Store(peak, d16, top + t);
+    hn::Store(exp_bits(hn::Sub(e, peak)), d16, bits[0] + t);
+    hn::Store(exp_bits(hn::Sub(o, peak)), d16, bits[1] + t);
+  }
+  const auto unit = [&](int64_t u) HWY_ATTR {
+    auto total = hn::Zero(df);
+    for (int64_t i = 8 * u; i < 8 * u + 8; i += lanes) {
+      for (const auto& half : bits) {
+        total = hn::Add(total, hn::PromoteTo(df, hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(half + i))));
+      }
+    }
+    return total;
+  };
+  hn::StoreU(sums_of_four(df, unit(0), unit(1), unit(2), unit(3)), d4, totals);
+  for (int64_t u = 0; u < kUnits; ++u) peaks[u] = top[8 * u];
+}
+
+// Tiles are taken some at a time, so that scores are formed in whole vectors.
+constexpr int64_t kRunTiles = 16;
+struct UnitRun {
+  alignas(64) int16_t peaks[kMaxHeads][kRunTiles * kUnits];
+  alignas(64) float totals[kMaxHeads][kRunTiles * kUnits];
+  alignas(64) float scales[kRunTiles * kUnits];
+};
+
+// out[u] = step * scale * peak + root * ln(total).
+void finish_units(const UnitRun& run, int head, int64_t units, BitsPool pool, float step, float root, float* out) {
+  const hn::CappedTag<float, 16> df;
+  const hn::Rebind<int16_t, decltype(df)> ds;
+  const hn::Rebind<int32_t, decltype(df)> di;
+  alignas(64) float scores[kRunTiles * kUnits];
+  for (int64_t u = 0; u < units; u += int64_t(hn::Lanes(df))) {
+    const auto scale = hn::Mul(hn::Load(df, run.scales + u), hn::Set(df, step));
+    auto score = hn::Mul(hn::ConvertTo(df, hn::PromoteTo(di, hn::Load(ds, run.peaks[head] + u))), scale);
+    if (pool == BitsPool::kMass) {
+      score = hn::MulAdd(hn::Log(df, hn::Load(df, run.totals[head] + u)), hn::Set(df, root), score);
+    }
+    hn::Store(score, df, scores + u);
+  }
+  std::copy(scores, scores + units, out);
+}
+
+void ScanUnits(const uint8_t* tile, int64_t tiles, int64_t groups, const BitsTables* tables, int n_q, BitsPool pool,
+               float root, float* scores, int64_t stride) {
+  const int64_t tile_bytes = groups * (kBitsGroup / 8 + 2) * kBitsTile;
+  alignas(64) int16_t sums[kMaxHeads * kBitsTile];
+  FixedTile fixed;
+  UnitRun run;
+  std::fill(&run.totals[0][0], &run.totals[0][0] + kMaxHeads * kRunTiles * kUnits, 1.0f);
+  std::fill(&run.peaks[0][0], &run.peaks[0][0] + kMaxHeads * kRunTiles * kUnits, int16_t(0));
+  std::fill(run.scales, run.scales + kRunTiles * kUnits, 0.0f);
+  for (int64_t begin = 0; begin < tiles; begin += kRunTiles) {
+    const int64_t count = HWY_MIN(kRunTiles, tiles - begin);
+    for (int first = 0; first < n_q; first += kMaxHeads) {
+      const int heads = HWY_MIN(kMaxHeads, n_q - first);
+      const BitsTables* own = tables + first * groups;
+      uint32_t slow = 0;  // bit per tile
+      for (int64_t t = 0; t < count; ++t) {
+        const uint8_t* at = tile + (begin + t) * tile_bytes;
+        if (!fix_tile(at, groups, fixed)) {
+          slow |= 1u << t;
+          continue;
+        }
+        std::fill(run.scales + t * kUnits, run.scales + (t + 1) * kUnits, fixed.scale);
+        sum_tile(at, groups, own, heads, fixed, sums);
+        for (int j = 0; j < heads; ++j) {
+          int16_t* peaks = run.peaks[j] + t * kUnits;
+          if (pool == BitsPool::kMass) {
+            const HalfExp half_exp(fixed.scale * own[j * groups].step * kLog2E / root);
+            unit_sums(sums + j * kBitsTile, half_exp, peaks, run.totals[j] + t * kUnits);
+          } else {
+            unit_peaks(sums + j * kBitsTile, peaks);
+          }
+        }
+      }
+      float* out = scores + first * stride + begin * kUnits;
+      for (int j = 0; j < heads; ++j) {
+        finish_units(run, j, count * kUnits, pool, own[j * groups].step, root, out + j * stride);
+      }
+      for (int64_t t = 0; slow >> t != 0; ++t) {
+        if ((slow >> t & 1) == 0) continue;
+        UnitsSlow(tile + (begin + t) * tile_bytes, groups, own, heads, pool, root, out + t * kUnits, stride);
+      }
+    }
+  }
+}
+
+#endif
 
 }  // namespace HWY_NAMESPACE
 }  // namespace longkv
@@ -143,6 +455,7 @@ HWY_AFTER_NAMESPACE();
 namespace longkv {
 
 HWY_EXPORT(ScanTile);
+HWY_EXPORT(ScanUnits);
 HWY_EXPORT(BlockScores);
 
 void bits_scan_tile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int n_q, float* scores,
@@ -150,8 +463,13 @@ void bits_scan_tile(const uint8_t* tile, int64_t groups, const BitsTables* table
   HWY_DYNAMIC_DISPATCH(ScanTile)(tile, groups, tables, n_q, scores, stride);
 }
 
-void bits_block_scores(const float* scores, int64_t block, int64_t rows, float root, float* out) {
-  HWY_DYNAMIC_DISPATCH(BlockScores)(scores, block, rows, root, out);
+void bits_scan_units(const uint8_t* tile, int64_t tiles, int64_t groups, const BitsTables* tables, int n_q,
+                     BitsPool pool, float root, float* scores, int64_t stride) {
+  HWY_DYNAMIC_DISPATCH(ScanUnits)(tile, tiles, groups, tables, n_q, pool, root, scores, stride);
+}
+
+void bits_block_scores(BitsPool pool, const float* scores, int64_t block, int64_t count, float root, float* out) {
+  HWY_DYNAMIC_DISPATCH(BlockScores)(pool, scores, block, count, root, out);
 }
 
 }  // namespace longkv

@@ -17,6 +17,8 @@ const RecipeField kFields[] = {
     LONGKV_COUNT_FIELD("block", kAny, 1, 65536, true, index.block),
     LONGKV_COUNT_FIELD("reps", " fixed dynamic ", 1, 64, true, index.reps),
     LONGKV_WORD_FIELD("rotate", " bits ", "false true", false, index.rotate),
+    LONGKV_WORD_FIELD("unbiased", " bits ", "false true", false, index.unbiased),
+    LONGKV_WORD_FIELD("pool", " bits ", "mass max", false, index.pool_max),
     LONGKV_COUNT_FIELD("coarse", kAny, 0, 65536, false, index.coarse),
 };
 
