@@ -11,19 +11,20 @@ namespace {
 std::atomic<int64_t> allocations{0};
 }
 
-void* operator new(size_t n) {
+// Not inlined: where the compiler takes only one of a pair into its caller, it sees free() of memory from new.
+[[gnu::noinline]] void* operator new(size_t n) {
   allocations.fetch_add(1, std::memory_order_relaxed);
   void* p = std::malloc(n == 0 ? 1 : n);
   if (p == nullptr) std::abort();
   return p;
 }
 // std::stable_sort takes its buffer from this one and gives it back to the plain delete below.
-void* operator new(size_t n, const std::nothrow_t&) noexcept {
+[[gnu::noinline]] void* operator new(size_t n, const std::nothrow_t&) noexcept {
   allocations.fetch_add(1, std::memory_order_relaxed);
   return std::malloc(n == 0 ? 1 : n);
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 namespace longkv::test {
 namespace {
