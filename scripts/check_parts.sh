@@ -33,16 +33,17 @@ skip() {
   count 0 0 1
 }
 
-# build DIRECTORY TARGET... (none: all); the directory is configured already.
+# build DIRECTORY TARGET... (none: all); the directory is configured already. RUNNER, a list of words, goes in front,
+# since building a test program runs it for the names of its tests.
 build() {
   local dir=$1 targets=()
   shift
   [ $# -eq 0 ] || targets=(--target "$@")
-  cmake --build "$dir" -j "$JOBS" "${targets[@]}"
+  "${RUNNER[@]}" cmake --build "$dir" -j "$JOBS" "${targets[@]}"
 }
 
-# suite DIRECTORY [CTEST_ARGUMENT...]: runs the tests of a build and counts them from ctest's own report. RUNNER, a list
-# of words, goes in front of ctest.
+# suite DIRECTORY [CTEST_ARGUMENT...]: runs the tests of a build and counts them from ctest's own report. RUNNER goes
+# in front of ctest.
 suite() {
   local dir=$1 report=$LOGS/$PART.xml counts
   shift
@@ -81,11 +82,11 @@ run_sanitized() {
 run_threads() {
   local targets
   mapfile -t targets < <(programs "${THREADED[@]}")
-  one "thread sanitizer build, configure" cmake --preset tsan && one "thread sanitizer build" build build/tsan "${targets[@]}" ||
-    return 0
   # Address randomisation of recent kernels leaves no room for the sanitizer's shadow memory.
   local RUNNER=()
   ! setarch -R true 2>/dev/null || RUNNER=(setarch -R)
+  one "thread sanitizer build, configure" cmake --preset tsan &&
+    one "thread sanitizer build" build build/tsan "${targets[@]}" || return 0
   most build/tsan
 }
 
