@@ -71,7 +71,7 @@ Status score_window(Session& session, std::span<const int32_t> ids, int64_t voca
   const int64_t n = int64_t(ids.size());
   const int64_t first = n / 2;
   LONGKV_TRY(session.truncate(0));
-  if (session.kv().recipe().select.all && !session.kv().recipe().keep.streaming) {
+  if (session.kv().recipe().select.all && !session.kv().recipe().keep.evicts()) {
     Status failed;
     LONGKV_TRY(session.prefill(
         ids, {}, cancel,
@@ -187,7 +187,7 @@ Status run_ppl(const PplOptions& o) {
       LONGKV_ASSIGN(scores.writer, LogitsWriter::create(o.base_file, window, vocab, ids));
     }
   }
-  const bool batched = opened.recipe.select.all && !opened.recipe.keep.streaming;
+  const bool batched = opened.recipe.select.all && !opened.recipe.keep.evicts();
   log_info("scoring {}: {}", batched ? "in batches (full attention)" : "token by token under the recipe",
            opened.recipe.canonical());
   LONGKV_ASSIGN(const auto session, make_session(opened));

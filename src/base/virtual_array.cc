@@ -53,6 +53,11 @@ void VirtualArray::advise_huge(uint64_t bytes) {
   if (whole > 0) ::madvise(data_, whole, MADV_HUGEPAGE);
 }
 
+void VirtualArray::advise_small(uint64_t begin) {
+  const uint64_t first = begin & ~(kHugePage - 1);
+  if (first < size_) ::madvise(data_ + first, size_ - first, MADV_NOHUGEPAGE);
+}
+
 void VirtualArray::release(uint64_t begin, uint64_t end) {
   const uint64_t page = uint64_t(::sysconf(_SC_PAGESIZE));
   const uint64_t first = (begin + page - 1) & ~(page - 1);

@@ -29,6 +29,8 @@ class VirtualArray {
 
   // Asks for huge pages in the whole 2 MiB units inside [0, bytes); a hint, never an error.
   void advise_huge(uint64_t bytes);
+  // Asks for small pages in the 2 MiB units that [begin, size) touches, so that few written bytes there cost little.
+  void advise_small(uint64_t begin);
   // Returns whole pages inside [begin, end) to the system; their content reads as zero afterwards.
   void release(uint64_t begin, uint64_t end);
 

@@ -80,7 +80,7 @@ Status Session::prefill(std::span<const int32_t> ids, const PrefillProgress& pro
                                   progress, cancel, sink, sink_from);
     if (!s.ok()) {
       if (kv_->truncate(TokenCount{start}).ok()) return s;
-      // Sliding windows have let go of rows that the shorter sequence would need.
+      // Sliding windows and eviction have let go of rows that the shorter sequence would need.
       LONGKV_TRY(kv_->truncate(TokenCount{0}));
       return Status(s.code(), s.message() + "; the sequence held before cannot be restored and is empty now");
     }

@@ -106,6 +106,7 @@ int64_t tile_rows_for(const KvHeadView& kv) {
 struct TilePair {
   TileRows k, v;
   int64_t rows = 0;
+  HWY_ALIGN float bias[kAttendTileMax];  // of rows that have one
 };
 
 // Reads the addresses of the next rows; false at the end of the run.
@@ -123,13 +124,14 @@ bool next_tile(const KvHeadView& kv, RowCursor& at, int64_t rows, TilePair& tile
       tile.k.row[n + i] = k + row_offset(i, kv.k_stride);
       tile.v.row[n + i] = v + row_offset(i, kv.v_stride);
     }
+    if (kv.bias != nullptr) std::copy_n(kv.bias + at.row, count, tile.bias + n);
     n += count;
     at.row += count;
   }
   return rows > 0;
 }
 
-// Scores of `heads` heads over a tile, softcap applied, padded with -inf.
+// Scores of `heads` heads over a tile, softcap and then the rows' bias applied, padded with -inf.
 void tile_scores(const AttendRun& run, const TilePair& tile, const float* q, int heads, const TileRows* ahead,
                  int64_t ahead_rows, int64_t ahead_bytes, float* s) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
@@ -139,6 +141,9 @@ void tile_scores(const AttendRun& run, const TilePair& tile, const float* q, int
   for (int h = 0; h < heads; ++h) {
     float* row = s + h * kAttendTileMax;
     if (run.softcap > 0.0f) cap_scores(row, padded, run.softcap);
+    if (run.kv.bias != nullptr) {
+      for (int64_t r = 0; r < tile.rows; ++r) row[r] += tile.bias[r];
+    }
     std::fill(row + tile.rows, row + padded, kNone);
   }
 }

@@ -1,6 +1,7 @@
 #include "kv/cache.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/checked.h"
 #include "base/error.h"
@@ -31,7 +32,7 @@ Status check_dim(const char* what, KvType type, int dim) {
 
 }  // namespace
 
-Result<KvCache> KvCache::create(const KvShape& shape, KvTypes types, RowCapacity capacity) {
+Result<KvCache> KvCache::create(const KvShape& shape, KvTypes types, RowCapacity capacity, KvRowFields fields) {
   if (shape.layers < 1 || shape.kv_heads < 1 || shape.group_size < 1) {
     return fail(Code::kInvalidArgument,
                 "KV cache of {} layers, {} KV heads, {} query heads per KV head: all must be > 0", shape.layers,
@@ -48,6 +49,7 @@ Result<KvCache> KvCache::create(const KvShape& shape, KvTypes types, RowCapacity
   KvCache cache;
   cache.shape_ = shape;
   cache.types_ = types;
+  cache.fields_ = fields;
   cache.capacity_ = capacity;
   const auto k_bytes = checked_mul(uint64_t(capacity.v), uint64_t(cache.k_stride()));
   const auto v_bytes = checked_mul(uint64_t(capacity.v), uint64_t(cache.v_stride()));
@@ -61,20 +63,39 @@ Result<KvCache> KvCache::create(const KvShape& shape, KvTypes types, RowCapacity
     LONGKV_ASSIGN(VirtualArray v, VirtualArray::reserve(*v_bytes));
     cache.k_.push_back(std::move(k));
     cache.v_.push_back(std::move(v));
+    const auto reserve_field = [&](bool wanted, uint64_t bytes, std::vector<VirtualArray>& arrays) -> Status {
+      if (!wanted) return {};
+      LONGKV_ASSIGN(VirtualArray array, VirtualArray::reserve(uint64_t(capacity.v) * bytes));
+      arrays.push_back(std::move(array));
+      return {};
+    };
+    LONGKV_TRY(reserve_field(fields.pos, sizeof(int32_t), cache.pos_));
+    LONGKV_TRY(reserve_field(fields.bias, sizeof(float), cache.bias_));
+    LONGKV_TRY(reserve_field(fields.count, sizeof(uint16_t), cache.counts_));
   }
-  cache.rows_.assign(size_t(shape.layers), 0);
+  cache.tokens_.assign(size_t(shape.layers), 0);
+  cache.fixed_.assign(size_t(shape.layers), 0);
   cache.first_row_.assign(size_t(shape.layers), 0);
-  cache.advised_.assign(size_t(shape.layers), 0);
+  cache.rows_.assign(slots, 0);
+  cache.advised_.assign(slots, 0);
   return cache;
 }
 
+RowCount KvCache::rows(int layer) const {
+  const auto first = rows_.begin() + ptrdiff_t(slot(layer, 0));
+  return {*std::max_element(first, first + shape_.kv_heads)};
+}
+
 Status KvCache::append(int layer, const float* k, const float* v, int64_t n, ThreadPool& pool) {
-  const int64_t begin = rows_[size_t(layer)];
-  if (n < 0 || n > capacity_.v - begin) {
+  const int64_t most = rows(layer).v;
+  if (n < 0 || n > capacity_.v - most) {
     return fail(Code::kInvalidArgument, "layer {} holds {} of {} KV rows and was given {} more; raise the context size",
-                layer, begin, capacity_.v, n);
+                layer, most, capacity_.v, n);
   }
-  advise(layer, begin + n + (begin + n) / kAheadShare);
+  for (int h = 0; h < shape_.kv_heads; ++h) {
+    const int64_t end = rows_[slot(layer, h)] + n;
+    advise(layer, h, end + end / kAheadShare);
+  }
 
   const int64_t heads = shape_.kv_heads;
   const int64_t pieces = ceil_div(n, kRowsPerTask);
@@ -87,7 +108,7 @@ Status KvCache::append(int layer, const float* k, const float* v, int64_t n, Thr
     const int64_t stride = is_k ? k_stride() : v_stride();
     VirtualArray& array = (is_k ? k_ : v_)[slot(layer, int(head))];
     encode_rows(is_k ? types_.k : types_.v, (is_k ? k : v) + (first * heads + head) * dim, heads * dim, count, dim,
-                array.data() + row_offset(begin + first, stride), stride);
+                array.data() + row_offset(rows_[slot(layer, int(head))] + first, stride), stride);
   };
   const int64_t tasks = pieces * heads * 2;
   if (pieces <= 1) {
@@ -95,24 +116,61 @@ Status KvCache::append(int layer, const float* k, const float* v, int64_t n, Thr
   } else {
     pool.run(tasks, encode);
   }
-  rows_[size_t(layer)] = begin + n;
+  append_fields(layer, n);
+  for (int h = 0; h < shape_.kv_heads; ++h) rows_[slot(layer, h)] += n;
+  tokens_[size_t(layer)] += n;
   return {};
 }
 
-void KvCache::expect_rows(int layer, RowCount rows) { advise(layer, rows.v); }
+void KvCache::append_fields(int layer, int64_t n) {
+  const int64_t token = tokens_[size_t(layer)];
+  for (int h = 0; h < shape_.kv_heads; ++h) {
+    for (int64_t i = 0; i < n && fields_.bytes() > 0; ++i) {
+      write_fields(layer, h, rows_[slot(layer, h)] + i, int32_t(token + i), 0.0f, 1);
+    }
+  }
+}
+
+void KvCache::write_fields(int layer, int kv_head, int64_t row, int32_t pos, float bias, uint16_t count) {
+  const size_t s = slot(layer, kv_head);
+  if (fields_.pos) reinterpret_cast<int32_t*>(pos_[s].data())[row] = pos;
+  if (fields_.bias) reinterpret_cast<float*>(bias_[s].data())[row] = bias;
+  if (fields_.count) reinterpret_cast<uint16_t*>(counts_[s].data())[row] = count;
+}
+
+void KvCache::expect_rows(int layer, RowCount rows) {
+  for (int h = 0; h < shape_.kv_heads; ++h) advise(layer, h, rows.v);
+}
 
 // Huge pages only where whole units of them will be filled, so that capacity stays free: memory paid is at most the
 // rows' bytes + 5% + one small page per array.
-void KvCache::advise(int layer, int64_t rows_sure) {
+void KvCache::advise(int layer, int kv_head, int64_t rows_sure) {
+  const size_t s = slot(layer, kv_head);
   const int64_t rows = std::min(rows_sure, capacity_.v);
-  int64_t& advised = advised_[size_t(layer)];
   // A step of 1/32 between requests keeps a decoded token from paying for system calls.
-  if (rows <= advised + advised / 32) return;
-  advised = rows;
-  for (int h = 0; h < shape_.kv_heads; ++h) {
-    k_[slot(layer, h)].advise_huge(uint64_t(row_offset(rows, k_stride())));
-    v_[slot(layer, h)].advise_huge(uint64_t(row_offset(rows, v_stride())));
-  }
+  if (rows <= advised_[s] + advised_[s] / 32) return;
+  advised_[s] = rows;
+  k_[s].advise_huge(uint64_t(row_offset(rows, k_stride())));
+  v_[s].advise_huge(uint64_t(row_offset(rows, v_stride())));
+}
+
+// Cuts a head to its first `rows` rows and returns the memory above them. What was to be huge there no longer is: a row
+// written later must not pay for 2 MiB.
+void KvCache::shrink(size_t s, int64_t rows) {
+  rows_[s] = rows;
+  const bool advised = advised_[s] > rows;
+  advised_[s] = std::min(advised_[s], rows);
+  const auto cut = [&](std::vector<VirtualArray>& arrays, int64_t stride, bool huge) {
+    if (arrays.empty()) return;
+    VirtualArray& array = arrays[s];
+    if (huge) array.advise_small(uint64_t(row_offset(rows, stride)));
+    array.release(uint64_t(row_offset(rows, stride)), array.size());
+  };
+  cut(k_, k_stride(), advised);
+  cut(v_, v_stride(), advised);
+  cut(pos_, int64_t(sizeof(int32_t)), false);
+  cut(bias_, int64_t(sizeof(float)), false);
+  cut(counts_, int64_t(sizeof(uint16_t)), false);
 }
 
 KvHeadView KvCache::view(int layer, int kv_head) const {
@@ -126,42 +184,52 @@ KvHeadView KvCache::view(int layer, int kv_head) const {
   head.k_stride = k_stride();
   head.v_stride = v_stride();
   head.first_row = first_row_[size_t(layer)];
-  head.rows = rows_[size_t(layer)];
+  const size_t s = slot(layer, kv_head);
+  head.rows = rows_[s];
+  if (fields_.pos) head.pos = reinterpret_cast<const int32_t*>(pos_[s].data());
+  if (fields_.bias) head.bias = reinterpret_cast<const float*>(bias_[s].data());
+  if (fields_.count) head.count = reinterpret_cast<const uint16_t*>(counts_[s].data());
   return head;
 }
 
-Status KvCache::truncate(RowCount rows) {
-  if (rows.v < 0) return fail(Code::kInvalidArgument, "KV cache cannot be cut to {} rows", rows.v);
+TokenCount KvCache::shortest() const { return {*std::max_element(fixed_.begin(), fixed_.end())}; }
+
+Status KvCache::truncate(TokenCount tokens) {
+  if (tokens.v < 0) return fail(Code::kInvalidArgument, "KV cache cannot be cut to {} tokens", tokens.v);
   for (int layer = 0; layer < shape_.layers; ++layer) {
-    if (rows.v == 0 || rows.v >= rows_[size_t(layer)]) continue;  // an empty sequence needs no row
-    const int64_t needed = first_visible_row(rows.v, shape_.window_of(layer));
+    if (tokens.v == 0 || tokens.v >= tokens_[size_t(layer)]) continue;  // an empty sequence needs no row
+    if (tokens.v < fixed_[size_t(layer)]) {
+      return fail(Code::kInvalidArgument,
+                  "cannot cut the KV cache to {} tokens: layer {} evicted rows when it held {} tokens, and what it "
+                  "would have kept of a shorter sequence is gone; cut to {} or more, or start from the whole prompt",
+                  tokens.v, layer, fixed_[size_t(layer)], fixed_[size_t(layer)]);
+    }
+    const int64_t needed = first_visible_row(tokens.v, shape_.window_of(layer));
     if (first_row_[size_t(layer)] > needed) {
       return fail(
           Code::kInvalidArgument,
           "cannot cut the KV cache to {} rows: layer {} has a window of {} tokens and no longer holds rows {} to "
           "{}; start from the whole prompt",
-          rows.v, layer, shape_.window_of(layer), needed, first_row_[size_t(layer)] - 1);
+          tokens.v, layer, shape_.window_of(layer), needed, first_row_[size_t(layer)] - 1);
     }
   }
   for (int layer = 0; layer < shape_.layers; ++layer) {
-    const int64_t old = rows_[size_t(layer)];
-    if (rows.v >= old) continue;
-    rows_[size_t(layer)] = rows.v;
-    if (rows.v == 0) first_row_[size_t(layer)] = 0;
-    advised_[size_t(layer)] = std::min(advised_[size_t(layer)], rows.v);
+    int64_t& held = tokens_[size_t(layer)];
+    if (tokens.v >= held) continue;
+    const int64_t dropped = held - tokens.v;
+    held = tokens.v;
     for (int h = 0; h < shape_.kv_heads; ++h) {
-      VirtualArray& k = k_[slot(layer, h)];
-      VirtualArray& v = v_[slot(layer, h)];
-      k.release(uint64_t(row_offset(rows.v, k_stride())), k.size());
-      v.release(uint64_t(row_offset(rows.v, v_stride())), v.size());
+      const size_t s = slot(layer, h);
+      shrink(s, tokens.v == 0 ? 0 : rows_[s] - dropped);
     }
+    if (tokens.v == 0) first_row_[size_t(layer)] = fixed_[size_t(layer)] = 0;
   }
   return {};
 }
 
 void KvCache::release_outside_window(int layer) {
   const int64_t window = shape_.window_of(layer);
-  const int64_t first = first_visible_row(rows_[size_t(layer)], window);
+  const int64_t first = first_visible_row(tokens_[size_t(layer)], window);
   const int64_t old = first_row_[size_t(layer)];
   if (window == 0 || first <= old) return;
   first_row_[size_t(layer)] = first;
@@ -174,8 +242,10 @@ void KvCache::release_outside_window(int layer) {
 
 int64_t KvCache::bytes_used() const {
   int64_t rows = 0;
-  for (int layer = 0; layer < shape_.layers; ++layer) rows += rows_[size_t(layer)] - first_row_[size_t(layer)];
-  return rows * shape_.kv_heads * (k_stride() + v_stride());
+  for (int layer = 0; layer < shape_.layers; ++layer) {
+    for (int h = 0; h < shape_.kv_heads; ++h) rows += rows_[slot(layer, h)] - first_row_[size_t(layer)];
+  }
+  return rows * (k_stride() + v_stride() + fields_.bytes());
 }
 
 int64_t KvCache::bytes_for(const KvShape& shape, KvTypes types, int64_t n) {

@@ -2,11 +2,12 @@
 //
 // Each array lies in its own reserved address range, so it grows without copying, costs memory only for written pages,
 // and a whole head is one long sequential read. Layers advance one after another (layer-major prompts), so every
-// layer counts its own rows.
+// layer counts its own tokens; heads may keep different rows, so every head counts its own rows.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/threads.h"
@@ -22,18 +23,31 @@ struct KvTypes {
   bool operator==(const KvTypes&) const = default;
 };
 
+// Values held per row beside K and V, for recipes that evict or merge.
+struct KvRowFields {
+  bool pos = false;    // int32: position of the row's RoPE
+  bool bias = false;   // fp32: added to the logit
+  bool count = false;  // uint16: tokens that the row stands for
+  int64_t bytes() const { return (pos ? 4 : 0) + (bias ? 4 : 0) + (count ? 2 : 0); }
+};
+
 class KvCache {
  public:
   // Largest dim_k and dim_v that the kernels take.
   static constexpr int kMaxDim = 1024;
 
   // Errors: kInvalidArgument (shape), kOutOfMemory (address space).
-  static Result<KvCache> create(const KvShape& shape, KvTypes types, RowCapacity capacity);
+  static Result<KvCache> create(const KvShape& shape, KvTypes types, RowCapacity capacity, KvRowFields fields = {});
 
   const KvShape& shape() const { return shape_; }
   KvTypes types() const { return types_; }
+  KvRowFields fields() const { return fields_; }
   RowCapacity capacity() const { return capacity_; }
-  RowCount rows(int layer) const { return {rows_[size_t(layer)]}; }
+  // Tokens that a layer has seen: the position of the next one.
+  TokenCount tokens(int layer) const { return {tokens_[size_t(layer)]}; }
+  RowCount rows(int layer, int kv_head) const { return {rows_[slot(layer, kv_head)]}; }
+  // Of the layer's fullest head; all heads are equal until heads evict apart.
+  RowCount rows(int layer) const;
 
   // Appends n rows to every KV head of a layer. k: [n][kv_heads][dim_k], v: [n][kv_heads][dim_v], fp32.
   // Heads are written by the pool's threads. Errors: kInvalidArgument when the capacity would be exceeded; nothing is
@@ -46,14 +60,30 @@ class KvCache {
 
   KvHeadView view(int layer, int kv_head) const;
 
-  // Drops rows at the end (a rejected or edited suffix) in all layers; rows below stay untouched.
-  // Errors: kInvalidArgument when a sliding-window layer no longer holds the rows that the new end needs.
-  Status truncate(RowCount rows);
+  // Keeps the rows kept[kv_head] (ascending) of each head and drops the others for ever: rows move down in place, and
+  // the memory above them returns to the system. Errors: kInternal for lists that are not ascending rows, or in a
+  // sliding-window layer, whose rows are its positions; nothing is moved then.
+  Status compact(int layer, std::span<const std::vector<int64_t>> kept, ThreadPool& pool);
+  // Drops `row` in O(1): the last row takes its place. The order of rows is then no longer that of positions.
+  void replace_with_last(int layer, int kv_head, int64_t row);
+
+  // One row as fp32, and written back (k or v may be nullptr: left alone). For merging and re-rotation.
+  void read_row(int layer, int kv_head, int64_t row, float* k, float* v) const;
+  void write_row(int layer, int kv_head, int64_t row, const float* k, const float* v);
+  // Only the fields that the cache was created with.
+  void write_fields(int layer, int kv_head, int64_t row, int32_t pos, float bias, uint16_t count);
+
+  // Drops the tokens at the end (a rejected or edited suffix) in all layers; rows below stay untouched.
+  // Errors: kInvalidArgument when a sliding-window layer no longer holds the rows that the new end needs, or when rows
+  // were evicted since (the rows that the shorter sequence would have kept are gone). 0 tokens is always possible.
+  Status truncate(TokenCount tokens);
+  // The shortest sequence above 0 that truncate() can make.
+  TokenCount shortest() const;
 
   // In layers with a sliding window: returns the memory of rows that no later query can see.
   void release_outside_window(int layer);
 
-  // Bytes of rows now held, and bytes that n rows take (both over all layers and heads, K and V).
+  // Bytes of rows now held with their fields, and bytes of K and V that n rows take (both over all layers and heads).
   int64_t bytes_used() const;
   static int64_t bytes_for(const KvShape& shape, KvTypes types, int64_t n);
 
@@ -62,16 +92,24 @@ class KvCache {
   int64_t k_stride() const { return kv_row_bytes(types_.k, shape_.dim_k); }
   int64_t v_stride() const { return kv_row_bytes(types_.v, shape_.dim_v); }
   size_t slot(int layer, int kv_head) const { return size_t(layer) * size_t(shape_.kv_heads) + size_t(kv_head); }
-  void advise(int layer, int64_t rows_sure);
+  void advise(int layer, int kv_head, int64_t rows_sure);
+  void shrink(size_t slot, int64_t rows);
+  void append_fields(int layer, int64_t n);
 
   KvShape shape_;
   KvTypes types_;
+  KvRowFields fields_;
   RowCapacity capacity_;
-  std::vector<int64_t> rows_;       // [layers]
-  std::vector<int64_t> first_row_;  // [layers], rows below were released
-  std::vector<int64_t> advised_;    // [layers], rows that huge pages were asked for
-  std::vector<VirtualArray> k_;     // [layers][kv_heads]
-  std::vector<VirtualArray> v_;
+  std::vector<int64_t> tokens_;       // [layers]
+  std::vector<int64_t> fixed_;        // [layers], tokens seen when rows were last evicted; 0: never
+  std::vector<int64_t> first_row_;    // [layers], rows below were released
+  std::vector<int64_t> rows_;         // [layers][kv_heads]
+  std::vector<int64_t> advised_;      // [layers][kv_heads], rows that huge pages were asked for
+  std::vector<VirtualArray> k_;       // [layers][kv_heads]
+  std::vector<VirtualArray> v_;       // ...
+  std::vector<VirtualArray> pos_;     // ..., empty without the field
+  std::vector<VirtualArray> bias_;
+  std::vector<VirtualArray> counts_;
 };
 
 }  // namespace longkv

@@ -105,8 +105,11 @@ void measure(KvPlan& plan) {
     int64_t attended = rows;
     int64_t readers = 1;  // lists that read rows of one KV head
     switch (layer.role) {
-      case LayerRole::kDense: ++plan.dense_layers; break;
-      case LayerRole::kStream:
+      case LayerRole::kDense:
+        if (recipe.keep.kind != KeepKind::kStreaming) {
+          ++plan.dense_layers;
+          break;
+        }
         ++plan.streaming_layers;
         attended = std::min(rows, recipe.keep.sink + recipe.keep.window);
         break;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kv/cache.h"
+#include "kv/keep/spec.h"
 #include "longkv/status.h"
 
 namespace longkv {
@@ -61,13 +62,6 @@ struct StoreSpec {
   KvType v = KvType::kF16;
   KvTypes types() const { return {k, v}; }
   bool operator==(const StoreSpec&) const = default;
-};
-
-struct KeepSpec {
-  bool streaming = false;  // only sinks and window are ever attended (absolute positions)
-  int64_t sink = 4;
-  int64_t window = 2044;
-  bool operator==(const KeepSpec&) const = default;
 };
 
 struct Recipe {

@@ -27,6 +27,37 @@ double relative_error(const float* a, const float* b, int64_t n) {
   return difference == 0 ? 0.0 : std::sqrt(difference / norm);
 }
 
+// Whether the recipe can do what its keeper needs.
+Status check_needs(const KeepNeeds& needs, const Recipe& recipe, bool rotates) {
+  if (needs.rotate && !rotates) {
+    return fail(Code::kInvalidArgument,
+                "the recipe {} turns rows by the model's RoPE, which was not given to the KV session; pass "
+                "KvSessionExtras::rotate or choose a recipe with absolute positions",
+                recipe.canonical());
+  }
+  if (recipe.select.all) return {};
+  if (needs.step != KeepStep::kNone) {
+    return fail(Code::kInvalidArgument,
+                "{}: rows that are evicted while decoding leave an index behind; nearest legal: the same keep stage "
+                "with select=all, or one that evicts at the prompt's end only",
+                recipe.canonical());
+  }
+  if (needs.ragged) {
+    return fail(Code::kInvalidArgument,
+                "{}: an index needs heads of equal length, this keep stage gives each head its own; nearest legal: "
+                "the same keep stage with select=all",
+                recipe.canonical());
+  }
+  const bool votes = recipe.index.kind == IndexKind::kDynamic || recipe.select.preselect > 0;
+  if (votes && needs.mass_queries > 0 && needs.mass_queries != recipe.select.preselect_queries) {
+    return fail(Code::kInvalidArgument,
+                "{}: keep stage and index both read the attention of the prompt's last queries, but of different "
+                "numbers; nearest legal: preselect_queries equal to the keep stage's window",
+                recipe.canonical());
+  }
+  return {};
+}
+
 }  // namespace
 
 KvSession::Impl::Impl(const KvShape& shape, const Recipe& recipe, const AttendParams& attend_params,
@@ -41,28 +72,45 @@ KvSession::Impl::Impl(const KvShape& shape, const Recipe& recipe, const AttendPa
   head_ranges.resize(layers * size_t(shape.kv_heads));
   views.resize(size_t(shape.kv_heads));
   attend_units.resize(units.size());
+  check_ranges.resize(size_t(shape.kv_heads));
+  first_rows.resize(size_t(shape.kv_heads));
+  evicted.resize(size_t(shape.kv_heads));
   lse.resize(query_heads);
   check_lse.resize(query_heads);
   check_out.resize(query_heads * size_t(shape.dim_v));
 }
 
-KvSession::KvSession(KvCache cache, const Recipe& recipe, const AttendParams& params, ThreadPool& pool)
+KvSession::KvSession(KvCache cache, const Recipe& recipe, const AttendParams& params, ThreadPool& pool,
+                     std::unique_ptr<Keeper> keeper, KvRotate rotate)
     : cache_(std::move(cache)), recipe_(recipe), impl_(std::make_unique<Impl>(cache_.shape(), recipe, params, pool)) {
+  impl_->rotate = std::move(rotate);
+  if (keeper) {
+    impl_->keep_needs = keeper->needs();
+    impl_->keeper = std::move(keeper);
+    impl_->collector = std::make_unique<KeepCollector>(cache_.shape(), impl_->keep_needs);
+  }
   reset_stats();
 }
 
 KvSession::~KvSession() = default;
 
 Result<std::unique_ptr<KvSession>> KvSession::create(const KvShape& shape, const Recipe& recipe, RowCapacity capacity,
-                                                     const AttendParams& params, ThreadPool& pool) {
+                                                     const AttendParams& params, ThreadPool& pool,
+                                                     KvSessionExtras extras) {
   if (shape.layers < 1 || shape.kv_heads < 1 || shape.group_size < 1 || shape.dim_k < 1 || shape.dim_v < 1) {
     return fail(Code::kInvalidArgument,
                 "KV shape: {} layers, {} KV heads, {} query heads each, {} K and {} V channels; all must be positive",
                 shape.layers, shape.kv_heads, shape.group_size, shape.dim_k, shape.dim_v);
   }
   LONGKV_TRY(validate_recipe(recipe));
-  LONGKV_ASSIGN(KvCache cache, KvCache::create(shape, recipe.store.types(), capacity));
-  auto session = std::unique_ptr<KvSession>(new KvSession(std::move(cache), recipe, params, pool));
+  if (!extras.keeper) {
+    LONGKV_ASSIGN(extras.keeper, make_keeper(recipe.keep, shape));
+  }
+  const KeepNeeds needs = extras.keeper ? extras.keeper->needs() : KeepNeeds{};
+  LONGKV_TRY(check_needs(needs, recipe, bool(extras.rotate)));
+  LONGKV_ASSIGN(KvCache cache, KvCache::create(shape, recipe.store.types(), capacity, needs.fields));
+  auto session = std::unique_ptr<KvSession>(new KvSession(std::move(cache), recipe, params, pool,
+                                                          std::move(extras.keeper), std::move(extras.rotate)));
   LONGKV_ASSIGN(session->impl_->selector, Selector::create(shape, recipe, session->impl_->plans, capacity, params));
   return session;
 }
@@ -73,7 +121,18 @@ void KvSession::reset_stats() {
   stats_.output_error.assign(size_t(cache_.shape().layers), 0.0);
 }
 
-TokenCount KvSession::tokens() const { return {cache_.rows(cache_.shape().layers - 1).v}; }
+TokenCount KvSession::tokens() const { return cache_.tokens(cache_.shape().layers - 1); }
+
+void KvSession::load_views(int layer) {
+  for (int h = 0; h < cache_.shape().kv_heads; ++h) impl_->views[size_t(h)] = cache_.view(layer, h);
+}
+
+// Rows of a head that the newest token may see.
+RowRange KvSession::visible(int layer, int kv_head) const {
+  const int64_t window = impl_->plans[size_t(layer)].window;
+  if (window > 0) return visible_rows(cache_.tokens(layer).v - 1, window);
+  return {0, cache_.rows(layer, kv_head).v};
+}
 
 const std::vector<RowRange>& KvSession::last_ranges(int layer, int kv_head) const {
   return impl_->head_ranges[size_t(layer) * size_t(cache_.shape().kv_heads) + size_t(kv_head)];
@@ -84,14 +143,15 @@ Status KvSession::prefill(int layer, const float* q, const float* k, const float
   Impl& impl = *impl_;
   const KvShape& shape = cache_.shape();
   if (n <= 0) return {};
-  const int64_t first = cache_.rows(layer).v;
+  const int64_t first = cache_.tokens(layer).v;
   if (first + n > prompt_end) {
     return fail(Code::kInternal, "prompt chunk of layer {} ends at position {}, after the prompt's end {}", layer,
                 first + n, prompt_end);
   }
   LONGKV_TRY(cache_.append(layer, k, v, n, impl.pool));
-  for (int h = 0; h < shape.kv_heads; ++h) impl.views[size_t(h)] = cache_.view(layer, h);
-  impl.selector->append(layer, impl.views, first, first + n, impl.pool);
+  load_views(layer);
+  // Where rows are evicted at the prompt's end, the index is built of those that stay.
+  if (!evicts(layer)) impl.selector->append(layer, impl.views, first, first + n, impl.pool);
   impl.selector->forget_choice(layer);
 
   PrefillAttendArgs args;
@@ -100,27 +160,38 @@ Status KvSession::prefill(int layer, const float* q, const float* k, const float
   args.first_position = first;
   args.window = impl.plans[size_t(layer)].window;
   args.heads = impl.views;
+  for (size_t h = 0; h < impl.views.size(); ++h) impl.first_rows[h] = impl.views[h].rows - n;
+  args.first_rows = impl.first_rows;
   args.group_size = shape.group_size;
   args.params = impl.params;
   args.out = out;
   args.cancel = cancel;
-  // The observation window may begin in an earlier chunk, so the mass is collected over chunks until finish_prefill.
-  const int64_t mass_from = std::max<int64_t>(0, prompt_end - recipe_.select.preselect_queries);
-  if (impl.selector->wants_mass(layer) && first + n > mass_from) {
-    args.mass = impl.selector->mass(layer, prompt_end);
-    args.mass_stride = prompt_end;
-    args.mass_from = mass_from;
-  }
+  ask_attention(layer, prompt_end, args);
   impl.prefill_attention.run(args);
   if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) {
     return fail(Code::kCancelled, "interrupted while reading the prompt");
   }
+  if (evicts(layer)) impl.collector->after_chunk(layer, prompt_end, args, impl.rotate, impl.pool);
   return {};
+}
+
+// Asks the prompt's attention for the mass that keeper or selector want. The observation window may begin in an earlier
+// chunk, so mass is collected over chunks until finish_prefill.
+void KvSession::ask_attention(int layer, int64_t prompt_end, PrefillAttendArgs& args) {
+  Impl& impl = *impl_;
+  if (evicts(layer)) impl.collector->before_chunk(layer, cache_.rows(layer).v, prompt_end, args);
+  const int64_t mass_from = std::max<int64_t>(0, prompt_end - recipe_.select.preselect_queries);
+  if (args.mass == nullptr && impl.selector->wants_mass(layer) && args.first_position + args.tokens > mass_from) {
+    args.mass = impl.selector->mass(layer, prompt_end);
+    args.mass_stride = prompt_end;
+    args.mass_from = mass_from;
+  }
 }
 
 Status KvSession::finish_prefill(int layer) {
   Impl& impl = *impl_;
-  for (int h = 0; h < cache_.shape().kv_heads; ++h) impl.views[size_t(h)] = cache_.view(layer, h);
+  if (evicts(layer)) LONGKV_TRY(evict(layer));
+  load_views(layer);
   impl.selector->finish_prompt(layer, impl.views, impl.pool);
   impl.step = -1;
   cache_.release_outside_window(layer);
@@ -139,12 +210,13 @@ Status KvSession::decode(int layer, const float* q, const float* k, const float*
     if (impl.checking) ++stats_.checked_steps;
   }
   LONGKV_TRY(cache_.append(layer, k, v, 1, impl.pool));
-  for (int h = 0; h < shape.kv_heads; ++h) impl.views[size_t(h)] = cache_.view(layer, h);
-  const int64_t rows = cache_.rows(layer).v;
+  evict_one(layer, q, KeepStep::kBeforeAttention);
+  load_views(layer);
 
   const auto select_start = Clock::now();
+  const int64_t rows = cache_.rows(layer).v;
   impl.selector->append(layer, impl.views, rows - 1, rows, impl.pool);
-  const bool sparse = choose_rows(layer, q, rows);
+  const bool sparse = choose_rows(layer, q);
   const auto attend_start = Clock::now();
   stats_.seconds_select += std::chrono::duration<double>(attend_start - select_start).count();
 
@@ -162,30 +234,21 @@ Status KvSession::decode(int layer, const float* q, const float* k, const float*
   attend(impl.attend_units, impl.params, impl.attend_scratch, impl.pool);
   stats_.seconds_attend += seconds_since(attend_start);
   count_rows(layer);
-  if (impl.checking) check(layer, sparse, q, rows, out);
+  if (impl.checking) check(layer, sparse, q, out);
+  evict_one(layer, q, KeepStep::kAfterAttention);
   return {};
 }
 
 // Fills the ranges of a layer; false: every visible row is attended.
-bool KvSession::choose_rows(int layer, const float* q, int64_t rows) {
+bool KvSession::choose_rows(int layer, const float* q) {
   Impl& impl = *impl_;
-  const LayerPlan& plan = impl.plans[size_t(layer)];
-  const RowRange visible = visible_rows(rows - 1, plan.window);
   const auto ranges = impl.layer_ranges(layer);
-  bool sparse = false;
-  if (plan.role == LayerRole::kStream) {
-    const KeepSpec& keep = recipe_.keep;
-    sparse = rows > keep.sink + keep.window;
-    for (size_t u = 0; u < impl.units.size(); ++u) {
-      RowSetBuilder set(visible, ranges[u]);
-      set.add({0, sparse ? keep.sink : rows});
-      set.add({rows - keep.window, rows});
-    }
-  } else if (plan.role != LayerRole::kDense) {
-    sparse = impl.selector->choose(layer, q, visible, impl.step, impl.pool, impl.units, ranges, stats_);
-  }
-  if (!sparse && plan.role != LayerRole::kStream) {
-    for (size_t u = 0; u < impl.units.size(); ++u) ranges[u].assign(1, visible);
+  // Only heads of equal length have indexes.
+  const bool sparse = impl.plans[size_t(layer)].role != LayerRole::kDense &&
+                      impl.selector->choose(layer, q, visible(layer, 0), impl.step, impl.pool, impl.units, ranges,
+                                            stats_);
+  if (!sparse) {
+    for (size_t u = 0; u < impl.units.size(); ++u) ranges[u].assign(1, visible(layer, impl.units[u].kv_head));
   }
   return sparse;
 }
@@ -211,18 +274,20 @@ void KvSession::count_rows(int layer) {
   }
 }
 
-// Every KV head over all rows that the last one may see. `visible` must outlive the use of the units.
-std::vector<AttendUnit>& KvSession::full_attention(int layer, const float* q, int64_t rows, float* out, float* lse,
-                                                   RowRange& visible) {
+// Every KV head over all rows that the newest token may see.
+std::vector<AttendUnit>& KvSession::full_attention(int layer, const float* q, float* out, float* lse) {
   Impl& impl = *impl_;
   const KvShape& shape = cache_.shape();
-  visible = visible_rows(rows - 1, impl.plans[size_t(layer)].window);
   impl.check_units.resize(size_t(shape.kv_heads));
   for (int h = 0; h < shape.kv_heads; ++h) {
     const int64_t first_query = int64_t(h) * shape.group_size;
-    impl.check_units[size_t(h)] = {q + first_query * shape.dim_k,   shape.group_size,
-                                   impl.views[size_t(h)],           std::span<const RowRange>(&visible, 1),
-                                   out + first_query * shape.dim_v, lse + first_query};
+    impl.check_ranges[size_t(h)] = visible(layer, h);
+    impl.check_units[size_t(h)] = {q + first_query * shape.dim_k,
+                                   shape.group_size,
+                                   impl.views[size_t(h)],
+                                   std::span<const RowRange>(&impl.check_ranges[size_t(h)], 1),
+                                   out + first_query * shape.dim_v,
+                                   lse + first_query};
   }
   return impl.check_units;
 }
@@ -230,28 +295,25 @@ std::vector<AttendUnit>& KvSession::full_attention(int layer, const float* q, in
 Status KvSession::decode_probe(int layer, const float* q, const float* k, const float* v, float* out) {
   Impl& impl = *impl_;
   LONGKV_TRY(cache_.append(layer, k, v, 1, impl.pool));
-  for (int h = 0; h < cache_.shape().kv_heads; ++h) impl.views[size_t(h)] = cache_.view(layer, h);
-  RowRange visible;
-  attend(full_attention(layer, q, cache_.rows(layer).v, out, impl.check_lse.data(), visible), impl.params,
-         impl.attend_scratch, impl.pool);
+  load_views(layer);
+  attend(full_attention(layer, q, out, impl.check_lse.data()), impl.params, impl.attend_scratch, impl.pool);
   return {};
 }
 
 Status KvSession::end_probe() {
   probing_ = false;
   // The selector never saw the row, so only the cache forgets it.
-  return cache_.truncate(RowCount{cache_.rows(0).v - 1});
+  return cache_.truncate(TokenCount{cache_.tokens(0).v - 1});
 }
 
-void KvSession::check(int layer, bool sparse, const float* q, int64_t rows, const float* out) {
+void KvSession::check(int layer, bool sparse, const float* q, const float* out) {
   Impl& impl = *impl_;
   if (!sparse) {
     stats_.captured_mass[size_t(layer)] += 1.0;
     return;
   }
-  RowRange visible;
-  attend(full_attention(layer, q, rows, impl.check_out.data(), impl.check_lse.data(), visible), impl.params,
-         impl.attend_scratch, impl.pool);
+  attend(full_attention(layer, q, impl.check_out.data(), impl.check_lse.data()), impl.params, impl.attend_scratch,
+         impl.pool);
   double mass = 0;
   for (size_t j = 0; j < impl.lse.size(); ++j) mass += std::exp(double(impl.lse[j]) - impl.check_lse[j]);
   stats_.captured_mass[size_t(layer)] += mass / double(impl.lse.size());
@@ -264,11 +326,13 @@ Status KvSession::truncate(TokenCount tokens) {
     return fail(Code::kInvalidArgument, "cannot cut the KV cache to {} tokens: it holds {}", tokens.v,
                 this->tokens().v);
   }
-  LONGKV_TRY(cache_.truncate(RowCount{tokens.v}));
+  LONGKV_TRY(cache_.truncate(tokens));
   for (int layer = 0; layer < cache_.shape().layers; ++layer) {
-    for (int h = 0; h < cache_.shape().kv_heads; ++h) impl.views[size_t(h)] = cache_.view(layer, h);
-    impl.selector->truncate(layer, impl.views, tokens.v);
+    load_views(layer);
+    impl.selector->truncate(layer, impl.views, cache_.rows(layer).v);
+    if (impl.collector) impl.collector->drop(layer);
   }
+  if (tokens.v == 0 && impl.keeper) impl.keeper->reset();
   impl.step = -1;
   return {};
 }

@@ -10,12 +10,15 @@
 #include "kv/attend.h"
 #include "kv/cache.h"
 #include "kv/index/index.h"
+#include "kv/keep/keep.h"
 #include "kv/recipe.h"
 #include "longkv/status.h"
 
 namespace longkv {
 
-// What decoding read and, every N-th step, how close it was to full attention.
+struct PrefillAttendArgs;
+
+// What decoding read and, every N-th step, how close it was to full attention over the rows that are kept.
 struct KvStats {
   int64_t steps = 0;
   int64_t kv_bytes = 0;       // K and V rows attended, all steps
@@ -29,11 +32,18 @@ struct KvStats {
   double seconds_attend = 0;
 };
 
+// What a session may be given beside its recipe.
+struct KvSessionExtras {
+  KvRotate rotate;                 // the model's RoPE; recipes that turn rows are refused without it
+  std::unique_ptr<Keeper> keeper;  // instead of the recipe's keep stage
+};
+
 class KvSession {
  public:
   // Errors: kInvalidArgument (recipe against shape), kOutOfMemory.
   static Result<std::unique_ptr<KvSession>> create(const KvShape& shape, const Recipe& recipe, RowCapacity capacity,
-                                                   const AttendParams& params, ThreadPool& pool);
+                                                   const AttendParams& params, ThreadPool& pool,
+                                                   KvSessionExtras extras = {});
   ~KvSession();
 
   // Prompt: appends the chunk and attends causally, dense. q: [n][query heads][dim_k], k: [n][kv heads][dim_k],
@@ -41,14 +51,17 @@ class KvSession {
   // the last queries before it give importance and votes.
   Status prefill(int layer, const float* q, const float* k, const float* v, int64_t n, int64_t prompt_end, float* out,
                  const std::atomic<bool>* cancel);
-  // After a layer's last prompt chunk: importance, preselection.
+  // After a layer's last prompt chunk: rows that the recipe does not keep are dropped, then importance, preselection.
   Status finish_prefill(int layer);
 
   // One token: append, select, attend. Layers are called in ascending order; layer 0 starts a new step.
   Status decode(int layer, const float* q, const float* k, const float* v, float* out);
 
-  TokenCount tokens() const;  // of the last layer: a token counts once all layers have it
+  TokenCount tokens() const;  // seen; of the last layer: a token counts once all layers have it
+  // Forgets the tokens at the end. Errors: kInvalidArgument when rows were evicted since; see KvCache::truncate.
   Status truncate(TokenCount tokens);
+  // Positions of the tokens whose rows a head holds, in the order of the rows.
+  std::vector<int64_t> kept_positions(int layer, int kv_head) const;
 
   const Recipe& recipe() const { return recipe_; }
   const KvCache& cache() const { return cache_; }
@@ -66,13 +79,20 @@ class KvSession {
   Status fill_random(int64_t n, uint64_t seed);
 
  private:
-  KvSession(KvCache cache, const Recipe& recipe, const AttendParams& params, ThreadPool& pool);
-  bool choose_rows(int layer, const float* q, int64_t rows);
+  KvSession(KvCache cache, const Recipe& recipe, const AttendParams& params, ThreadPool& pool,
+            std::unique_ptr<Keeper> keeper, KvRotate rotate);
+  void load_views(int layer);
+  bool evicts(int layer) const;
+  void ask_attention(int layer, int64_t prompt_end, PrefillAttendArgs& args);
+  Status evict(int layer);
+  void merge_rows(int layer, const KeepChoice& choice);
+  void evict_one(int layer, const float* q, KeepStep when);
+  bool choose_rows(int layer, const float* q);
   Status decode_probe(int layer, const float* q, const float* k, const float* v, float* out);
-  std::vector<AttendUnit>& full_attention(int layer, const float* q, int64_t rows, float* out, float* lse,
-                                          RowRange& visible);
+  RowRange visible(int layer, int kv_head) const;
+  std::vector<AttendUnit>& full_attention(int layer, const float* q, float* out, float* lse);
   void count_rows(int layer);
-  void check(int layer, bool sparse, const float* q, int64_t rows, const float* out);
+  void check(int layer, bool sparse, const float* q, const float* out);
 
   struct Impl;
   KvCache cache_;

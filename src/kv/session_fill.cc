@@ -36,7 +36,7 @@ void fill_unit(uint32_t seed, int64_t first, int64_t n, float* dst) {
 Status KvSession::fill_random(int64_t n, uint64_t seed) {
   Impl& impl = *impl_;
   const KvShape& shape = cache_.shape();
-  if (tokens().v != 0 || cache_.rows(0).v != 0) {
+  if (tokens().v != 0 || cache_.tokens(0).v != 0) {
     return fail(Code::kInvalidArgument, "random rows go into an empty KV cache; it holds {} tokens", tokens().v);
   }
   if (n < 0 || n > cache_.capacity().v) {
@@ -58,8 +58,8 @@ Status KvSession::fill_random(int64_t n, uint64_t seed) {
         fill_unit(v_seed, (first + begin) * v_width, count * v_width, v.data() + begin * v_width);
       });
       LONGKV_TRY(cache_.append(layer, k.data(), v.data(), rows, impl.pool));
-      for (int h = 0; h < shape.kv_heads; ++h) impl.views[size_t(h)] = cache_.view(layer, h);
-      impl.selector->append(layer, impl.views, first, first + rows, impl.pool);
+      load_views(layer);
+      if (!evicts(layer)) impl.selector->append(layer, impl.views, first, first + rows, impl.pool);
     }
     LONGKV_TRY(finish_prefill(layer));
   }

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "kv/attend.h"
+#include "kv/keep/collect.h"
+#include "kv/keep/keep.h"
 #include "kv/select/layer_plan.h"
 #include "kv/select/row_set.h"
 #include "kv/select/selector.h"
@@ -28,6 +30,10 @@ struct KvSession::Impl {
   PrefillAttention prefill_attention;
   std::vector<LayerPlan> plans;  // [layers]
   std::unique_ptr<Selector> selector;
+  std::unique_ptr<Keeper> keeper;  // nullptr: every row stays
+  KeepNeeds keep_needs;
+  std::unique_ptr<KeepCollector> collector;
+  KvRotate rotate;
   std::vector<SelectionUnit> units;                // of a layer: KV heads, or query heads for selection per query head
   std::vector<std::vector<RowRange>> ranges;       // [layers][units], of the last decode step
   std::vector<std::vector<RowRange>> head_ranges;  // [layers][kv_heads], the same per KV head
@@ -41,6 +47,9 @@ struct KvSession::Impl {
   std::vector<KvHeadView> views;         // [kv_heads]
   std::vector<AttendUnit> attend_units;  // [units]
   std::vector<AttendUnit> check_units;   // [kv_heads]
+  std::vector<RowRange> check_ranges;    // [kv_heads]
+  std::vector<int64_t> first_rows;       // [kv_heads], of a prompt chunk
+  std::vector<int64_t> evicted;          // [kv_heads]
   std::vector<RowRange> union_scratch;
   std::vector<float> lse;        // [query heads]
   std::vector<float> check_lse;  // [query heads]

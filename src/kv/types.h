@@ -49,7 +49,8 @@ struct KvShape {
   int64_t window_of(int layer) const { return window.empty() ? 0 : window[size_t(layer)]; }
 };
 
-// The stored rows of one KV head in one layer. K rows carry RoPE at their absolute position.
+// The stored rows of one KV head in one layer. K rows carry RoPE at their token's position, which is the row's index
+// until rows are evicted or merged.
 struct KvHeadView {
   KvType k_type = KvType::kF16;
   KvType v_type = KvType::kF16;
@@ -61,6 +62,11 @@ struct KvHeadView {
   int64_t v_stride = 0;
   int64_t first_row = 0;  // rows below were released (sliding windows)
   int64_t rows = 0;       // rows end here
+
+  // Optional, row r at [r]. They exist only under recipes that evict or merge.
+  const float* bias = nullptr;      // added to the logit: a merged row stands for more than one token
+  const int32_t* pos = nullptr;     // token position whose RoPE the K row carries
+  const uint16_t* count = nullptr;  // tokens that the row stands for
 };
 
 }  // namespace longkv

@@ -72,6 +72,7 @@ struct PrefillAttention::Scratch {
     t.s = carver.take(kScoreRows * (key_tile + 16));
     t.decoded = carver.take(kMaxPanel * std::max(s.dim_k, dim_v));
     t.mass = carver.take(key_tile * s.group);
+    t.bias = carver.take(key_tile);
     return t;
   }
 
@@ -123,7 +124,7 @@ void PrefillAttention::run(const PrefillAttendArgs& args) {
     tile.q_stride = kv_heads * group * dim_k;
     tile.tokens = n;
     tile.group = int(group);
-    tile.position = args.first_position + from;
+    tile.position = args.first_row(head) + from;
     tile.window = args.window;
     tile.params = args.params;
     tile.cancel = args.cancel;
@@ -153,7 +154,9 @@ void PrefillAttention::run(const PrefillAttendArgs& args) {
   const int64_t key_tile = prefill_key_tile(dim_k, dim_v);
   int64_t first_key = 0;
   if (args.window > 0) first_key = std::max<int64_t>(0, args.first_position + mass_first - args.window + 1) / key_tile;
-  const int64_t key_tiles = ceil_div(args.first_position + args.tokens, key_tile) - first_key;
+  int64_t end_row = 0;
+  for (int64_t h = 0; h < kv_heads; ++h) end_row = std::max(end_row, args.first_row(h) + args.tokens);
+  const int64_t key_tiles = ceil_div(end_row, key_tile) - first_key;
   pool_.run(key_tiles * kv_heads, [&](int64_t task, int worker) {
     if (args.cancel != nullptr && args.cancel->load(std::memory_order_relaxed)) return;
     const int64_t head = task % kv_heads;

@@ -16,9 +16,12 @@ namespace longkv {
 struct PrefillAttendArgs {
   const float* q = nullptr;  // [tokens][kv_heads * group_size][dim_k], RoPE applied
   int64_t tokens = 0;
-  int64_t first_position = 0;         // of q's first token; row index = position during prefill
+  int64_t first_position = 0;         // of q's first token
   int64_t window = 0;                 // keys a query sees, its own included; 0 = all
   std::span<const KvHeadView> heads;  // [kv_heads]; already hold the chunk's own rows
+  // Row of q's first token in each head, the chunk's rows following; all rows before them are visible. Empty: rows are
+  // positions. Only without a window.
+  std::span<const int64_t> first_rows;
   int group_size = 1;
   AttendParams params;
   float* out = nullptr;  // [tokens][kv_heads * group_size][dim_v]
@@ -32,7 +35,7 @@ struct PrefillAttendArgs {
   const std::atomic<bool>* cancel = nullptr;  // polled per tile; the output is unspecified once set
 
   // Row of the first query in a KV head.
-  int64_t first_row(int64_t) const { return first_position; }
+  int64_t first_row(int64_t head) const { return first_rows.empty() ? first_position : first_rows[size_t(head)]; }
 };
 
 // (query, key) pairs of query heads: computed, and those that causality and a window allow.

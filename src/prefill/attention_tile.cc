@@ -118,6 +118,9 @@ void load_queries(const TileView& view, int64_t first, int64_t rows, float* dst)
 
 void pack_tile_keys(const TileView& view, int64_t key_begin, int64_t begin, int64_t end, const TileScratch& scratch) {
   pack_keys<kPanel>(*view.tile.kv, key_begin, begin, end, scratch.decoded, scratch.k);
+  if (view.tile.kv->bias == nullptr) return;
+  std::fill_n(scratch.bias, view.key_tile, 0.0f);
+  for (int64_t row = begin; row < end; ++row) scratch.bias[row - key_begin] = view.tile.kv->bias[row] * kLog2E;
 }
 
 // Scores of a tile of query rows in log2 units; only the panels that a block of rows sees are written.
@@ -145,6 +148,14 @@ void score_rows(const TileView& view, const RowTile& rows, const TileScratch& sc
       for (int64_t key = block.begin; key < block.end; key += kLanes) {
         hn::Store(hn::Mul(cap, fast_tanh_of_log2(df, hn::Load(df, s + key))), df, s + key);
       }
+    }
+  }
+  if (view.tile.kv->bias == nullptr) return;
+  for (int64_t r = 0; r < rows.rows; ++r) {
+    const Visible& block = rows.blocks[r / kBlock];
+    float* s = scratch.s + r * view.s_stride;
+    for (int64_t key = block.begin; key < block.end; key += kLanes) {
+      hn::Store(hn::Add(hn::Load(df, s + key), hn::Load(df, scratch.bias + key)), df, s + key);
     }
   }
 }
@@ -272,6 +283,10 @@ bool attend_listed_rows(const TileView& dense, const TileScratch& scratch) {
     view.listed = std::span<const int64_t>(ids, size_t(held));
     pack_listed_keys<kPanel>(*tile.kv, view.listed, scratch.decoded, scratch.k);
     pack_listed_values<kPanel>(*tile.kv, view.listed, view.key_tile, scratch.decoded, scratch.v);
+    if (tile.kv->bias != nullptr) {
+      std::fill_n(scratch.bias, view.key_tile, 0.0f);
+      for (int64_t i = 0; i < held; ++i) scratch.bias[i] = tile.kv->bias[ids[i]] * kLog2E;
+    }
     attend_key_tile(view, 0, scratch);
     held = 0;
   };

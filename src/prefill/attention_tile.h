@@ -34,6 +34,7 @@ struct TileScratch {
   float* s = nullptr;        // [kScoreRows][key_tile + 16], scores, then probabilities
   float* decoded = nullptr;  // [kMaxPanel][max(dim_k, dim_v)], decoded rows before packing
   float* mass = nullptr;     // [group][key_tile], used by mass only
+  float* bias = nullptr;     // [key_tile], in log2 units; used where rows have a bias
 };
 
 struct QueryTile {
@@ -42,7 +43,7 @@ struct QueryTile {
   int64_t q_stride = 0;      // values from token to token
   int64_t tokens = 0;
   int group = 1;
-  int64_t position = 0;  // of the first token
+  int64_t position = 0;  // row of the first token: its position unless rows before it were evicted
   int64_t window = 0;
   // Rows that the tile's queries attend as far as they see them: ascending, disjoint, none outside [first row of kv,
   // last query]; every query sees at least one. Empty: all rows. Not read by mass_of_key_tile.

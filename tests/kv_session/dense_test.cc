@@ -120,7 +120,9 @@ TEST(StreamingSession, AttendsSinksAndWindow) {
   ThreadPool pool(1);
   const KvShape s = make_shape(2, 2, 2, 32);
   Recipe recipe = full_f32();
-  recipe.keep = {true, 3, 10};
+  recipe.keep = default_keep(KeepKind::kStreaming);
+  recipe.keep.sink = 3;
+  recipe.keep.window = 10;
   const Tokens t(s, 64, 10);
   auto session = make_session(s, recipe, 64, pool);
   feed_prompt(*session, t, 0, 11, 11);

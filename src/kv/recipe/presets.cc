@@ -51,7 +51,7 @@ std::vector<std::string> preset_keys(const ResolvedPreset& preset) {
   for (const RecipeStage s : preset.stages) {
     const RecipeStageInfo& stage = recipe_stage(s);
     if (s == RecipeStage::kIndex) keys.emplace_back(stage.name);
-    if (s == RecipeStage::kKeep && preset.recipe.keep.streaming) keys.emplace_back("budget");
+    if (s == RecipeStage::kKeep && preset.recipe.keep.kind == KeepKind::kStreaming) keys.emplace_back("budget");
     for (std::string& key : field_keys(stage, stage.get(preset.recipe))) keys.push_back(std::move(key));
   }
   return keys;
@@ -89,7 +89,7 @@ Status apply_override(const RecipeParam& param, ResolvedPreset& preset) {
     preset.stages.push_back(RecipeStage::kStore);
     return set_field(*field, param, recipe);
   }
-  if (recipe.keep.streaming && param.key.text == "budget") {
+  if (recipe.keep.kind == KeepKind::kStreaming && param.key.text == "budget") {
     LONGKV_ASSIGN(const int64_t budget, parse_size("budget", param.value, recipe.keep.sink + 1, int64_t{1} << 40));
     recipe.keep.window = budget - recipe.keep.sink;
     return {};

@@ -5,22 +5,27 @@ namespace longkv {
 
 namespace {
 
+// The methods that recipes can name.
+constexpr KeepKind kKinds[] = {KeepKind::kAll, KeepKind::kStreaming};
+
 const RecipeField kFields[] = {
     LONGKV_COUNT_FIELD("sink", " streaming ", 0, kMaxRecipeRows, true, keep.sink),
     LONGKV_COUNT_FIELD("window", " streaming ", 1, kMaxRecipeRows, true, keep.window),
+    LONGKV_WORD_FIELD("positions", " streaming ", "absolute cache", false, keep.cache_positions),
 };
 
 const RecipePreset kPresets[] = {
-    {"streaming", "keep=streaming(sink=4,window=2044)"},  // 4 sinks and a cache of 2048 rows
+    {"streaming", "keep=streaming"},
 };
 
 Status validate(const Recipe& recipe) {
-  if (recipe.keep.streaming && (!recipe.select.all || recipe.index.kind != IndexKind::kNone)) {
+  const KeepSpec& keep = recipe.keep;
+  if (keep.kind == KeepKind::kStreaming && (!recipe.select.all || recipe.index.kind != IndexKind::kNone)) {
     return fail(
         Code::kInvalidArgument,
         "keep=streaming attends its sinks and window only, so there is nothing to choose; nearest legal recipes: "
         "keep=streaming(sink={},window={}) alone, or keep=all with this index and select",
-        recipe.keep.sink, recipe.keep.window);
+        keep.sink, keep.window);
   }
   return {};
 }
@@ -28,16 +33,19 @@ Status validate(const Recipe& recipe) {
 }  // namespace
 
 RecipeStageInfo keep_stage() {
+  std::vector<std::string> names;
+  for (const KeepKind kind : kKinds) names.emplace_back(keep_kind_name(kind));
   return {RecipeStage::kKeep,
           "keep",
-          {"all", "streaming"},
+          names,
           false,
           kFields,
           kPresets,
-          [](const Recipe& r) { return std::string(r.keep.streaming ? "streaming" : "all"); },
+          [](const Recipe& r) { return std::string(keep_kind_name(r.keep.kind)); },
           [](Recipe& r, std::string_view choice) {
-            r.keep = KeepSpec{};
-            r.keep.streaming = choice == "streaming";
+            for (const KeepKind kind : kKinds) {
+              if (choice == keep_kind_name(kind)) r.keep = default_keep(kind);
+            }
           },
           validate};
 }

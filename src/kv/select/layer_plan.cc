@@ -16,10 +16,6 @@ std::vector<LayerPlan> plan_layers(const KvShape& shape, const Recipe& recipe) {
   for (int l = 0; l < shape.layers; ++l) {
     LayerPlan& plan = plans[size_t(l)];
     plan.window = shape.window_of(l);
-    if (recipe.keep.streaming) {
-      plan.role = LayerRole::kStream;
-      continue;
-    }
     const bool window_fits = plan.window > 0 && plan.window <= select.budget;
     if (select.all || l < select.dense_layers || window_fits) continue;
     Counter& counter = counters[plan.window];

@@ -11,7 +11,6 @@ namespace longkv {
 
 enum class LayerRole {
   kDense,   // every visible row; has no index and no list
-  kStream,  // sinks and window of keep=streaming
   kChoose,  // owns an index and a list of chosen blocks
   kReuse,   // attends what its source layer chose
 };

@@ -98,6 +98,30 @@ void Selector::truncate(int layer, std::span<const KvHeadView> views, int64_t ro
   state.mass.clear();
 }
 
+void Selector::rebuild(int layer, std::span<const KvHeadView> views, std::span<const std::vector<int64_t>> kept,
+                       const float* given, int64_t given_stride, ThreadPool& pool) {
+  LayerState& state = states_[size_t(layer)];
+  if (!state.fine) return;
+  if (wants_mass(layer) && given != nullptr) {
+    float* own = mass(layer, given_stride);
+    std::copy_n(given, state.mass.size(), own);
+  }
+  if (!state.mass.empty()) {
+    for (size_t j = 0; j < views.size() * size_t(shape_.group_size); ++j) {
+      float* row = state.mass.data() + int64_t(j) * state.mass_stride;
+      const std::vector<int64_t>& rows = kept[j / size_t(shape_.group_size)];
+      for (size_t i = 0; i < rows.size(); ++i) row[i] = row[rows[i]];
+    }
+  }
+  state.valid = false;
+  for (VoteMask& vote : state.votes) vote = VoteMask{};
+  for (int h = 0; h < int(views.size()); ++h) {
+    state.fine->truncate(h, views[size_t(h)], 0);
+    if (state.coarse) state.coarse->truncate(h, views[size_t(h)], 0);
+  }
+  append(layer, views, 0, views[0].rows, pool);
+}
+
 bool Selector::wants_mass(int layer) const {
   return states_[size_t(layer)].fine != nullptr && (index_.kind == IndexKind::kDynamic || select_.preselect > 0);
 }
