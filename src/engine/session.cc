@@ -20,6 +20,23 @@ int64_t span_tokens(const ModelConfig& config, int64_t chunk) {
   return std::max(chunk, kHiddenBytes / (config.dim * int64_t(sizeof(float))));
 }
 
+// RoPE of the model's layers for the KV side. Only frequencies are used: a table of one position has them.
+KvRotate rotation(const LoadedModel& model, int64_t context) {
+  struct Tables {
+    RopeTable full, window;
+    std::vector<int64_t> windows;
+  };
+  const ModelConfig& c = model.config();
+  auto tables = std::make_shared<Tables>();
+  tables->full = RopeTable(model.rope_for(context), 1);
+  tables->window = c.rope_window ? RopeTable(*c.rope_window, 1) : tables->full;
+  tables->windows = c.window;
+  return [tables](int layer, double delta, float* rows, int64_t n, int64_t stride) {
+    const bool windowed = !tables->windows.empty() && tables->windows[size_t(layer)] > 0;
+    turn_rows(windowed ? tables->window : tables->full, delta, rows, n, stride);
+  };
+}
+
 bool cancelled(const std::atomic<bool>* cancel) { return cancel != nullptr && cancel->load(std::memory_order_relaxed); }
 
 }  // namespace
@@ -37,7 +54,8 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const LoadedMod
   if (options.chunk < 1) return fail(Code::kInvalidArgument, "chunk of {} tokens; at least 1 is needed", options.chunk);
   const ModelConfig& c = model->config();
   LONGKV_ASSIGN(auto kv, KvSession::create(c.kv_shape(), options.recipe, RowCapacity{options.context},
-                                           AttendParams{c.attn_scale, c.attn_softcap}, pool));
+                                           AttendParams{c.attn_scale, c.attn_softcap}, pool,
+                                           KvSessionExtras{rotation(*model, options.context), nullptr}));
   return std::unique_ptr<Session>(new Session(std::move(model), options, std::move(kv), pool));
 }
 

@@ -54,7 +54,8 @@ void attend(std::span<const AttendUnit> units, const AttendParams& params, Atten
 // outs: [n][dim], lses: [n]; an empty partial has lse = -inf. out may be the first of outs.
 void merge_partials(const float* outs, const float* lses, int n, int64_t dim, float* out, float* lse);
 
-// Scores only: dst[n_q][rows of ranges, concatenated] = scale * q.k (softcap and the row's bias applied). For checks and token selection.
+// Scores only: dst[n_q][rows of ranges, concatenated] = scale * q.k (softcap and the row's bias applied). For checks
+// and token selection.
 void attend_scores(const AttendUnit& unit, const AttendParams& params, float* dst, ThreadPool& pool);
 
 }  // namespace longkv

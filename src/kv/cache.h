@@ -100,14 +100,14 @@ class KvCache {
   KvTypes types_;
   KvRowFields fields_;
   RowCapacity capacity_;
-  std::vector<int64_t> tokens_;       // [layers]
-  std::vector<int64_t> fixed_;        // [layers], tokens seen when rows were last evicted; 0: never
-  std::vector<int64_t> first_row_;    // [layers], rows below were released
-  std::vector<int64_t> rows_;         // [layers][kv_heads]
-  std::vector<int64_t> advised_;      // [layers][kv_heads], rows that huge pages were asked for
-  std::vector<VirtualArray> k_;       // [layers][kv_heads]
-  std::vector<VirtualArray> v_;       // ...
-  std::vector<VirtualArray> pos_;     // ..., empty without the field
+  std::vector<int64_t> tokens_;     // [layers]
+  std::vector<int64_t> fixed_;      // [layers], tokens seen when rows were last evicted; 0: never
+  std::vector<int64_t> first_row_;  // [layers], rows below were released
+  std::vector<int64_t> rows_;       // [layers][kv_heads]
+  std::vector<int64_t> advised_;    // [layers][kv_heads], rows that huge pages were asked for
+  std::vector<VirtualArray> k_;     // [layers][kv_heads]
+  std::vector<VirtualArray> v_;     // ...
+  std::vector<VirtualArray> pos_;   // ..., empty without the field
   std::vector<VirtualArray> bias_;
   std::vector<VirtualArray> counts_;
 };

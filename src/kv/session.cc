@@ -109,8 +109,8 @@ Result<std::unique_ptr<KvSession>> KvSession::create(const KvShape& shape, const
   const KeepNeeds needs = extras.keeper ? extras.keeper->needs() : KeepNeeds{};
   LONGKV_TRY(check_needs(needs, recipe, bool(extras.rotate)));
   LONGKV_ASSIGN(KvCache cache, KvCache::create(shape, recipe.store.types(), capacity, needs.fields));
-  auto session = std::unique_ptr<KvSession>(new KvSession(std::move(cache), recipe, params, pool,
-                                                          std::move(extras.keeper), std::move(extras.rotate)));
+  auto session = std::unique_ptr<KvSession>(
+      new KvSession(std::move(cache), recipe, params, pool, std::move(extras.keeper), std::move(extras.rotate)));
   LONGKV_ASSIGN(session->impl_->selector, Selector::create(shape, recipe, session->impl_->plans, capacity, params));
   return session;
 }
@@ -244,9 +244,9 @@ bool KvSession::choose_rows(int layer, const float* q) {
   Impl& impl = *impl_;
   const auto ranges = impl.layer_ranges(layer);
   // Only heads of equal length have indexes.
-  const bool sparse = impl.plans[size_t(layer)].role != LayerRole::kDense &&
-                      impl.selector->choose(layer, q, visible(layer, 0), impl.step, impl.pool, impl.units, ranges,
-                                            stats_);
+  const bool sparse =
+      impl.plans[size_t(layer)].role != LayerRole::kDense &&
+      impl.selector->choose(layer, q, visible(layer, 0), impl.step, impl.pool, impl.units, ranges, stats_);
   if (!sparse) {
     for (size_t u = 0; u < impl.units.size(); ++u) ranges[u].assign(1, visible(layer, impl.units[u].kv_head));
   }
@@ -282,12 +282,10 @@ std::vector<AttendUnit>& KvSession::full_attention(int layer, const float* q, fl
   for (int h = 0; h < shape.kv_heads; ++h) {
     const int64_t first_query = int64_t(h) * shape.group_size;
     impl.check_ranges[size_t(h)] = visible(layer, h);
-    impl.check_units[size_t(h)] = {q + first_query * shape.dim_k,
-                                   shape.group_size,
-                                   impl.views[size_t(h)],
-                                   std::span<const RowRange>(&impl.check_ranges[size_t(h)], 1),
-                                   out + first_query * shape.dim_v,
-                                   lse + first_query};
+    impl.check_units[size_t(h)] = {
+        q + first_query * shape.dim_k,   shape.group_size,
+        impl.views[size_t(h)],           std::span<const RowRange>(&impl.check_ranges[size_t(h)], 1),
+        out + first_query * shape.dim_v, lse + first_query};
   }
   return impl.check_units;
 }

@@ -69,6 +69,32 @@ void RopeTable::angles(int64_t position, float* cos, float* sin) const {
   }
 }
 
+namespace {
+
+// Rotates the pairs of one row by the given angles.
+void turn_row(RopePairs pairs, int half, const float* cos, const float* sin, float* v) {
+  const int step = pairs == RopePairs::kAdjacent ? 2 : 1;
+  const int other = pairs == RopePairs::kAdjacent ? 1 : half;
+  for (int i = 0; i < half; ++i) {
+    const float a = v[step * i], b = v[step * i + other];
+    v[step * i] = a * cos[i] - b * sin[i];
+    v[step * i + other] = a * sin[i] + b * cos[i];
+  }
+}
+
+}  // namespace
+
+void turn_rows(const RopeTable& table, double delta, float* x, int64_t n, int64_t stride) {
+  const int half = table.dim() / 2;
+  std::vector<float> angle(size_t(half) * 2);
+  for (int i = 0; i < half; ++i) {
+    const double a = delta * double(table.inverse_frequencies()[size_t(i)]);
+    angle[size_t(i)] = float(std::cos(a));
+    angle[size_t(half + i)] = float(std::sin(a));
+  }
+  for (int64_t r = 0; r < n; ++r) turn_row(table.pairs(), half, angle.data(), angle.data() + half, x + r * stride);
+}
+
 void apply_rope(const RopeTable& table, float* x, int64_t tokens, int heads, int head_dim, int64_t first_position,
                 ThreadPool& pool) {
   const int half = table.dim() / 2;

@@ -58,4 +58,8 @@ class RopeTable {
 void apply_rope(const RopeTable& table, float* x, int64_t tokens, int heads, int head_dim, int64_t first_position,
                 ThreadPool& pool);
 
+// Turns n rows by `delta` positions, which may be negative or fractional: a pure rotation, for rows that already carry
+// the table's magnitude. Row i at x + i * stride.
+void turn_rows(const RopeTable& table, double delta, float* x, int64_t n, int64_t stride);
+
 }  // namespace longkv

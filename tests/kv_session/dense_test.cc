@@ -116,25 +116,5 @@ TEST(DenseSession, RefusesMoreThanItsCapacity) {
             Code::kInvalidArgument);
 }
 
-TEST(StreamingSession, AttendsSinksAndWindow) {
-  ThreadPool pool(1);
-  const KvShape s = make_shape(2, 2, 2, 32);
-  Recipe recipe = full_f32();
-  recipe.keep = default_keep(KeepKind::kStreaming);
-  recipe.keep.sink = 3;
-  recipe.keep.window = 10;
-  const Tokens t(s, 64, 10);
-  auto session = make_session(s, recipe, 64, pool);
-  feed_prompt(*session, t, 0, 11, 11);
-  for (int64_t i = 11; i < 40; ++i) {
-    const auto outs = decode_token(*session, t, i);
-    const int64_t n = i + 1;
-    const std::vector<RowRange> want =
-        n <= 13 ? std::vector<RowRange>{{0, n}} : std::vector<RowRange>{{0, 3}, {n - 10, n}};
-    EXPECT_EQ(session->last_ranges(0, 0), want);
-    expect_reference(s, t, i, want, outs[1].data());
-  }
-}
-
 }  // namespace
 }  // namespace longkv::test

@@ -9,6 +9,7 @@ Result<std::unique_ptr<Keeper>> make_keeper(const KeepSpec& spec, const KvShape&
   switch (spec.kind) {
     case KeepKind::kAll: return std::unique_ptr<Keeper>();
     case KeepKind::kStreaming: return make_streaming(spec, shape);
+    default: break;
   }
   return fail(Code::kInternal, "keep={} has no keeper", keep_kind_name(spec.kind));
 }

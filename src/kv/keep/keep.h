@@ -20,8 +20,8 @@
 
 namespace longkv {
 
-// Turns n rows of dim_k channels, `stride` values apart, by `delta` positions of a layer's RoPE: a pure rotation, without
-// the magnitude that some RoPE scalings have. Given by the model; the KV side knows nothing of frequencies.
+// Turns n rows of dim_k channels, `stride` values apart, by `delta` positions of a layer's RoPE: a pure rotation,
+// without the magnitude that some RoPE scalings have. Given by the model; the KV side knows nothing of frequencies.
 using KvRotate = std::function<void(int layer, double delta, float* rows, int64_t n, int64_t stride)>;
 
 // When a keeper wants to evict while decoding.
@@ -34,9 +34,9 @@ enum class KeepStep {
 // What a keeper wants to know of a prompt; nothing else is collected.
 struct KeepNeeds {
   static constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
-  int64_t mass_queries = 0;     // attention mass of each row from the last n queries of the prompt; kAll: from all
-  int64_t last_queries = 0;     // the last n queries themselves and their attention outputs
-  int64_t sampled_queries = 0;  // about n queries, evenly spaced over the prompt, and their outputs
+  int64_t mass_queries = 0;      // attention mass of each row from the last n queries of the prompt; kAll: from all
+  int64_t last_queries = 0;      // the last n queries themselves and their attention outputs
+  int64_t sampled_queries = 0;   // about n queries, evenly spaced over the prompt, and their outputs
   int64_t statistics_from = -1;  // mean and covariance of un-rotated queries at positions >= this; -1: no
   bool rotate = false;           // KvRotate
   KvRowFields fields;
@@ -96,8 +96,8 @@ struct KeepChoice {
 // One decoded token in one layer.
 struct KeepStepInput {
   int layer = 0;
-  KvCache* cache = nullptr;  // the token's row is the last one of every head
-  const float* q = nullptr;  // [query heads][dim_k]
+  KvCache* cache = nullptr;    // the token's row is the last one of every head
+  const float* q = nullptr;    // [query heads][dim_k]
   std::span<const float> lse;  // [query heads], of the attention over all rows of each head; empty before attention
   AttendParams params;
   const KvRotate* rotate = nullptr;

@@ -6,9 +6,9 @@ namespace longkv {
 
 namespace {
 // In the order of KeepKind.
-constexpr const char* kNames[] = {"all",       "streaming", "knorm",  "keydiff", "random",
-                                  "snapkv",    "tova",      "h2o",    "pyramidkv", "expected_attention",
-                                  "adakv",     "duo",       "fastgen", "kvzip",   "normmass"};
+constexpr const char* kNames[] = {"all",    "streaming", "knorm",   "keydiff",   "random",
+                                  "snapkv", "tova",      "h2o",     "pyramidkv", "expected_attention",
+                                  "adakv",  "duo",       "fastgen", "kvzip",     "normmass"};
 }  // namespace
 
 const char* keep_kind_name(KeepKind kind) { return kNames[size_t(kind)]; }

@@ -25,12 +25,12 @@ enum class KeepKind {
 };
 
 enum class KeepPool { kMax, kAvg };
-enum class KeepReduce { kMean, kMax, kSum };         // over the query heads of a KV head
-enum class KeepNormalise { kNone, kVisible };        // h2o: mass, or mass per query that could see the row
-enum class KeepScorer { kSnapkv, kExpected };        // adakv
-enum class KeepSafeguard { kMix, kMin };             // adakv: blend with equal budgets, or a guaranteed minimum
-enum class KeepKeyWeight { kNorm, kMass, kMean };    // normmass: share of a merged key
-enum class KeepBias { kEntropy, kCount };            // normmass: log-bias of a merged row
+enum class KeepReduce { kMean, kMax, kSum };       // over the query heads of a KV head
+enum class KeepNormalise { kNone, kVisible };      // h2o: mass, or mass per query that could see the row
+enum class KeepScorer { kSnapkv, kExpected };      // adakv
+enum class KeepSafeguard { kMix, kMin };           // adakv: blend with equal budgets, or a guaranteed minimum
+enum class KeepKeyWeight { kNorm, kMass, kMean };  // normmass: share of a merged key
+enum class KeepBias { kEntropy, kCount };          // normmass: log-bias of a merged row
 
 struct KeepSpec {
   KeepKind kind = KeepKind::kAll;
@@ -60,14 +60,14 @@ struct KeepSpec {
   KeepSafeguard safeguard_mode = KeepSafeguard::kMix;
   bool normalise_heads = true;
 
-  std::string gates;        // duo: file
+  std::string gates;             // duo: file
   double streaming_share = 0.5;  // duo: share of heads that stream
   double recovery = 0.95;        // fastgen
   double heavy = 0.3;
   double local = 0.3;
-  std::string special;      // fastgen: token classes
+  std::string special;  // fastgen: token classes
 
-  int64_t chunk = 2048;  // kvzip
+  int64_t chunk = 2048;   // kvzip
   int64_t max_count = 8;  // normmass
   KeepKeyWeight key_weight = KeepKeyWeight::kNorm;
   KeepBias merge_bias = KeepBias::kEntropy;

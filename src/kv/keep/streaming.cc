@@ -1,8 +1,8 @@
 // StreamingLLM (arXiv 2309.17453): the first tokens as attention sinks and a window of the newest ones.
 //
-// Positions: absolute, or inside the cache as in the paper, where the row of rank r has position r. RoPE's logits depend
-// on differences alone, so the window and the query keep their true positions and only the few sinks are turned forward
-// by the number of dropped tokens: the same logits without touching the window.
+// Positions: absolute, or inside the cache as in the paper, where the row of rank r has position r. RoPE's logits
+// depend on differences alone, so the window and the query keep their true positions and only the few sinks are turned
+// forward by the number of dropped tokens: the same logits without touching the window.
 #include <algorithm>
 
 #include "kv/keep/kinds.h"

@@ -50,8 +50,9 @@ class Selector {
   // [query heads][stride], zero at first.
   bool wants_mass(int layer) const;
   float* mass(int layer, int64_t stride);
-  // The rows of a layer were replaced by a part of them (kept[kv_head], ascending in the rows before): indexes are built
-  // anew and the mass follows its rows. `given`: mass collected for someone else, if this layer has none of its own.
+  // The rows of a layer were replaced by a part of them (kept[kv_head], ascending in the rows before): indexes are
+  // built anew and the mass follows its rows. `given`: mass collected for someone else, if this layer has none of its
+  // own.
   void rebuild(int layer, std::span<const KvHeadView> views, std::span<const std::vector<int64_t>> kept,
                const float* given, int64_t given_stride, ThreadPool& pool);
   // After the prompt's last chunk: gives the mass to the indexes, votes, and drops it.
