@@ -1,11 +1,13 @@
 // Prompt products with int8 activations: who decodes which rows when, and which kernel multiplies them.
 //
 // A task owns 32 or 64 rows and a range of tokens. It decodes its rows chunk by chunk of columns into a scratch that
-// fits the first-level cache, and streams the tokens past it. A token's result depends on its own values alone, in one
-// order of additions (groups ascending), so neither the thread count nor the number of tokens changes a bit.
+// fits the first-level cache, and streams the tokens past it, then the second terms of each group. A token's result
+// depends on its own values alone, in one order of additions (per chunk: groups ascending, second terms ascending), so
+// neither the thread count nor the number of tokens changes a bit.
 #include <algorithm>
 #include <vector>
 
+#include "base/checked.h"
 #include "ops/matmul.h"
 #include "ops/matmul_tile.h"
 
@@ -50,8 +52,8 @@ struct PanelScratch {
 
 // Forms of the activations that depend on the weight type, made once per product before the tasks start.
 struct PreparedScratch {
-  ScratchArray<int16_t> q16, zero;
-  ScratchArray<float> sum;
+  ScratchArray<int16_t> q16, zero, fine_zero;
+  ScratchArray<float> wide_scale, sum, fine_sum;
 };
 
 thread_local PanelScratch panel_scratch;
@@ -64,16 +66,63 @@ int64_t chunk_columns(int64_t cols, int64_t block, int bytes_per_level) {
   return ((cols + chunks - 1) / chunks + block - 1) / block * block;
 }
 
-void write_sums(const QuantizedRows& x, int64_t t, int group, float* out) {
-  const int64_t groups = x.cols / 32;
-  const int16_t* sum16 = x.sum16.data() + t * 2 * groups;
-  const float* scale = x.scale.data() + t * groups;
+// scale * sum(q) for groups of 16 or 32.
+void write_sums(const float* scale, const int16_t* sum16, int64_t groups, int group, float* out) {
   for (int64_t g = 0; g < groups; ++g) {
     if (group == 32) {
       out[g] = scale[g] * float(sum16[2 * g] + sum16[2 * g + 1]);
     } else {
       out[2 * g] = scale[g] * float(sum16[2 * g]);
       out[2 * g + 1] = scale[g] * float(sum16[2 * g + 1]);
+    }
+  }
+}
+
+// Second terms of the activations, each one group of columns of one token.
+struct FineTerms {
+  const QuantizedRows* x;
+  const int16_t* zero;  // [terms][zero_stride]; nullptr without
+  int64_t zero_stride;
+  const float* sum;  // [terms][sum_stride]; nullptr without
+  int64_t sum_stride;
+};
+
+// Adds the second terms of group `g` that belong to tokens [token0, token1) to y, [token][16] of which `valid` are
+// written. `panel` starts at the group.
+void add_fine_terms(const Int8Level& level, const PanelType& type, const Panel& panel, const FineTerms& fine, int64_t g,
+                    int64_t token0, int64_t token1, int valid, float* y, int64_t y_stride) {
+  const QuantizedRows& x = *fine.x;
+  const int32_t* token = x.fine_token.data();
+  const int32_t* first = std::lower_bound(token + x.fine_first[size_t(g)], token + x.fine_first[size_t(g + 1)], token0);
+  const int32_t* last = std::lower_bound(first, token + x.fine_first[size_t(g + 1)], token1);
+  alignas(64) float buffer[kTokenBlock * kTileRows];
+  for (int64_t e = first - token; e < last - token; e += kTokenBlock) {
+    Int8Tile tile{};
+    tile.type = &type;
+    tile.panel = panel;
+    tile.groups = 1;
+    tile.tokens = std::min(kTokenBlock, last - token - e);
+    tile.q = x.fine_q.data() + e * kActivationGroup;
+    tile.q_stride = kActivationGroup;
+    tile.x_scale = x.fine_scale.data() + e;
+    tile.x_scale_stride = 1;
+    tile.x_sum = fine.sum == nullptr ? nullptr : fine.sum + e * fine.sum_stride;
+    tile.x_sum_stride = fine.sum_stride;
+    tile.x_zero = fine.zero == nullptr ? nullptr : fine.zero + e * fine.zero_stride;
+    tile.x_zero_stride = fine.zero_stride;
+    tile.x_sum16 = x.fine_sum16.data() + 2 * e;
+    tile.x_sum16_stride = 2;
+    tile.y = buffer;
+    tile.y_stride = kTileRows;
+    level.multiply(tile);
+    for (int64_t i = 0; i < tile.tokens; ++i) {
+      float* out = y + token[e + i] * y_stride;
+      const float* in = buffer + i * kTileRows;
+      if (valid == kTileRows) {  // a constant count becomes two or four vectors
+        for (int r = 0; r < kTileRows; ++r) out[r] += in[r];
+      } else {
+        for (int r = 0; r < valid; ++r) out[r] += in[r];
+      }
     }
   }
 }
@@ -97,27 +146,48 @@ void matmul_int8(const Weight& w, const QuantizedRows& x, float* y, int64_t y_st
   const PanelType& type = *panel_type(w.type);
   const Int8Level& level = active_int8_level();
   const int64_t tokens = x.tokens, cols = x.cols, groups = cols / 32;
-  const bool widened = type.form == PanelForm::kByte && level.widen != nullptr;
+  const bool widened = type.form == PanelForm::kByte && level.wide;
   const bool zeroed = type.zero != 0 && level.zero_terms != nullptr;
   const int zero_group = type.form == PanelForm::kGroup16 ? 16 : 32;
 
   PreparedScratch& prepared = prepared_scratch;
-  const int64_t zero_stride = 2 * cols / zero_group;
+  const int64_t zero_stride = 2 * cols / zero_group, fine_zero_stride = 2 * 32 / zero_group;
   const int64_t sum_stride = type.offset_group == 0 ? 0 : cols / type.offset_group;
+  const int64_t fine_sum_stride = type.offset_group == 0 ? 0 : 32 / type.offset_group;
+  const int64_t terms = widened ? 0 : x.fine_first[size_t(groups)];
   int16_t* q16 = widened ? prepared.q16.get(tokens * cols) : nullptr;
+  float* wide_scale = widened ? prepared.wide_scale.get(tokens * groups) : nullptr;
   int16_t* zero = zeroed ? prepared.zero.get(tokens * zero_stride) : nullptr;
+  int16_t* fine_zero = zeroed ? prepared.fine_zero.get(terms * fine_zero_stride) : nullptr;
   float* sum = sum_stride > 0 ? prepared.sum.get(tokens * sum_stride) : nullptr;
+  float* fine_sum = sum_stride > 0 ? prepared.fine_sum.get(terms * fine_sum_stride) : nullptr;
   if (q16 != nullptr || zero != nullptr || sum != nullptr) {
     constexpr int64_t kPrepareTokens = 16;
-    pool.run((tokens + kPrepareTokens - 1) / kPrepareTokens, [&](int64_t task, int) {
+    const int64_t tasks = ceil_div(tokens, kPrepareTokens);
+    pool.run(tasks, [&](int64_t task, int) {
       for (int64_t t = task * kPrepareTokens; t < std::min(tokens, (task + 1) * kPrepareTokens); ++t) {
-        const int8_t* q = x.q.data() + t * cols;
-        if (q16 != nullptr) level.widen(q, cols, q16 + t * cols);
-        if (zero != nullptr) level.zero_terms(q, cols, zero_group, type.zero, zero + t * zero_stride);
-        if (sum != nullptr) write_sums(x, t, type.offset_group, sum + t * sum_stride);
+        if (q16 != nullptr) x.widen(t, q16 + t * cols, wide_scale + t * groups);
+        if (zero != nullptr) {
+          level.zero_terms(x.q.data() + t * cols, cols, zero_group, type.zero, zero + t * zero_stride);
+        }
+        if (sum != nullptr) {
+          write_sums(x.scale.data() + t * groups, x.sum16.data() + t * 2 * groups, groups, type.offset_group,
+                     sum + t * sum_stride);
+        }
+      }
+      for (int64_t e = terms * task / tasks; e < terms * (task + 1) / tasks; ++e) {
+        if (zero != nullptr) {
+          level.zero_terms(x.fine_q.data() + e * kActivationGroup, kActivationGroup, zero_group, type.zero,
+                           fine_zero + e * fine_zero_stride);
+        }
+        if (sum != nullptr) {
+          write_sums(x.fine_scale.data() + e, x.fine_sum16.data() + 2 * e, 1, type.offset_group,
+                     fine_sum + e * fine_sum_stride);
+        }
       }
     });
   }
+  const FineTerms fine{&x, fine_zero, fine_zero_stride, fine_sum, fine_sum_stride};
 
   const int task_panels = w.rows >= kManyRows ? kMaxTaskPanels : kMinTaskPanels;
   const int64_t task_rows = task_panels * kTileRows;
@@ -154,7 +224,7 @@ void matmul_int8(const Weight& w, const QuantizedRows& x, float* y, int64_t y_st
         tile.q = x.q.data() + t * cols + col;
         tile.q16 = q16 == nullptr ? nullptr : q16 + t * cols + col;
         tile.q_stride = cols;
-        tile.x_scale = x.scale.data() + t * groups + col / 32;
+        tile.x_scale = (widened ? wide_scale : x.scale.data()) + t * groups + col / 32;
         tile.x_scale_stride = groups;
         tile.x_sum = sum == nullptr ? nullptr : sum + t * sum_stride + col / type.offset_group;
         tile.x_sum_stride = sum_stride;
@@ -184,6 +254,18 @@ void matmul_int8(const Weight& w, const QuantizedRows& x, float* y, int64_t y_st
           tile.y_stride = kTileRows;
           level.multiply(tile);
           for (int64_t i = 0; i < tile.tokens; ++i) std::copy_n(buffer + i * kTileRows, valid, out + i * y_stride);
+        }
+      }
+      for (int p = 0; p < task_panels && terms > 0; ++p) {
+        if (panel_rows[p] == 0) continue;
+        for (int64_t g = 0; g < columns / 32; ++g) {
+          Panel panel = panels[p];
+          panel.levels += g * 32 * kTileRows;
+          panel.scale += g * kTileRows;
+          panel.offset += g * fine_sum_stride * kTileRows;
+          panel.scale16 += g * 2 * 2 * kTileRows;
+          add_fine_terms(level, type, panel, fine, col / 32 + g, token0, token1, panel_rows[p],
+                         y + row0 + p * kTileRows, y_stride);
         }
       }
     }

@@ -4,7 +4,8 @@
 // whole group these sums stay in 16 bits: additions wrap, so only the final value must fit, and sum (u - zero) q over
 // the 16 (or 8) products of a lane is at most 16 * 16 * 127 (8 * 32 * 127) = 32512. `zero` enters as the start value
 // of the lane. One widening per group is left instead of one per vpmaddubsw.
-// kByte: 8-bit levels would saturate vpmaddubsw; both operands are widened to 16 bits and vpmaddwd sums in 32.
+// kByte: 8-bit levels would saturate vpmaddubsw; both operands have 16 bits and vpmaddwd sums in 32, where 32 products
+// of 128 by the greatest wide activation, 127 * 255, fit. The activations' precision costs nothing here.
 #include "ops/matmul_x86-inl.h"
 
 namespace longkv {
@@ -183,12 +184,6 @@ void multiply_avx2(const Int8Tile& a) {
   }
 }
 
-void widen_avx2(const int8_t* q, int64_t columns, int16_t* q16) {
-  for (int64_t c = 0; c < columns; c += 16) {
-    store(q16 + c, _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q + c))));
-  }
-}
-
 void zero_terms_avx2(const int8_t* q, int64_t columns, int group, int zero, int16_t* x_zero) {
   const __m256i ones = _mm256_set1_epi8(1), factor = _mm256_set1_epi16(int16_t(-zero));
   for (int64_t c = 0; c < columns; c += 32) {
@@ -214,7 +209,7 @@ void zero_terms_avx2(const int8_t* q, int64_t columns, int group, int zero, int1
 }  // namespace
 
 const Int8Level& int8_level_avx2() {
-  static constexpr Int8Level level{"avx2", widen_avx2, zero_terms_avx2, decode_any<Avx2Interleave>, multiply_avx2};
+  static constexpr Int8Level level{"avx2", true, zero_terms_avx2, decode_any<Avx2Interleave>, multiply_avx2};
   return level;
 }
 

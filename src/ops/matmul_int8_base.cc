@@ -64,7 +64,7 @@ void multiply_base(const Int8Tile& a) {
 }  // namespace
 
 const Int8Level& int8_level_base() {
-  static constexpr Int8Level level{"base", nullptr, nullptr, decode_any<SignedInterleave>, multiply_base};
+  static constexpr Int8Level level{"base", false, nullptr, decode_any<SignedInterleave>, multiply_base};
   return level;
 }
 

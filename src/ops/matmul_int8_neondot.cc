@@ -103,7 +103,7 @@ void multiply_neondot(const Int8Tile& a) {
 }  // namespace
 
 const Int8Level& int8_level_neondot() {
-  static constexpr Int8Level level{"neondot", nullptr, nullptr, decode_any<SignedInterleave>, multiply_neondot};
+  static constexpr Int8Level level{"neondot", false, nullptr, decode_any<SignedInterleave>, multiply_neondot};
   return level;
 }
 

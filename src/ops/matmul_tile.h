@@ -50,7 +50,7 @@ struct Int8Tile {
   int64_t tokens;
   // Activations from the chunk's first column on. Strides count elements from one token to the next.
   const int8_t* q;
-  const int16_t* q16;  // the same values widened; only where the level asks for them
+  const int16_t* q16;  // wide activations, in their place where the level multiplies 16 bits
   int64_t q_stride;
   const float* x_scale;  // [tokens][columns / 32]
   int64_t x_scale_stride;
@@ -68,8 +68,8 @@ struct Int8Tile {
 
 struct Int8Level {
   const char* name;
-  // Fills one token's q16 (kByte panels); nullptr where q itself is multiplied.
-  void (*widen)(const int8_t* q, int64_t columns, int16_t* q16);
+  // kByte panels hold 16-bit levels and meet 16-bit activations, which need no second term.
+  bool wide;
   // Fills one token's x_zero for groups of 16 or 32; nullptr where types with a zero need none.
   void (*zero_terms)(const int8_t* q, int64_t columns, int group, int zero, int16_t* x_zero);
   // Decodes rows [row, row + valid) of columns [col, col + columns); rows valid..15 become zero.

@@ -131,13 +131,16 @@ void matvec_rows(const Weight& w, const QuantizedRows& x, int64_t begin, int64_t
     for (int64_t g = 0; g < groups; ++g) {
       unpack(block[g / kGroups], int(g % kGroups), weights);
       for (int64_t t = 0; t < x.tokens; ++t) {
-        const int8_t* q = x.q.data() + t * x.cols + g * kActivationGroup;
-        const int16_t* sum = x.sum16.data() + 2 * (t * groups + g);
-        float value = 0.0f;
-        for (int h = 0; h < 2; ++h) {
-          value += weights.scale[h] * float(dot16(weights.q + 16 * h, q + 16 * h)) - weights.min[h] * float(sum[h]);
-        }
-        y[t * y_stride + r] += value * x.scale[size_t(t * groups + g)];
+        const auto add = [&](const int8_t* q, const int16_t* sum, float scale) {
+          float value = 0.0f;
+          for (int h = 0; h < 2; ++h) {
+            value += weights.scale[h] * float(dot16(weights.q + 16 * h, q + 16 * h)) - weights.min[h] * float(sum[h]);
+          }
+          y[t * y_stride + r] += value * scale;
+        };
+        const int64_t at = t * groups + g, f = x.fine_term[size_t(at)];
+        add(x.q.data() + at * kActivationGroup, x.sum16.data() + 2 * at, x.scale[size_t(at)]);
+        if (f >= 0) add(x.fine_q.data() + f * kActivationGroup, x.fine_sum16.data() + 2 * f, x.fine_scale[size_t(f)]);
       }
     }
   }

@@ -178,22 +178,23 @@ void some_tokens(const Weight& w, const QuantizedRows& x, int64_t token, int tok
       for (int g = 0; g < kGroups; ++g) {
         const Quants v = T::quants(*block, g);
         for (int t = 0; t < tokens; ++t) {
-          const int64_t group = (token + t) * groups + first + g;
-          const int8_t* q = x.q.data() + group * kActivationGroup;
-          const float xs = x.scale[size_t(group)];
-          const int8x16_t x_low = vld1q_s8(q), x_high = vld1q_s8(q + 16);
-          const int32x4_t low = vdotq_s32(vdupq_n_s32(0), v.low, x_low);
-          if constexpr (T::kHalves) {
-            const int32x4_t high = vdotq_s32(vdupq_n_s32(0), v.high, x_high);
-            acc[t] = vfmaq_n_f32(acc[t], vcvtq_f32_s32(low), s.scale[2 * g] * xs);
-            acc[t] = vfmaq_n_f32(acc[t], vcvtq_f32_s32(high), s.scale[2 * g + 1] * xs);
-          } else {
-            acc[t] = vfmaq_n_f32(acc[t], vcvtq_f32_s32(vdotq_s32(low, v.high, x_high)), s.scale[2 * g] * xs);
-          }
-          if constexpr (T::kMin) {
-            const int16_t* sum = x.sum16.data() + 2 * group;
-            min[t] += (s.min[2 * g] * float(sum[0]) + s.min[2 * g + 1] * float(sum[1])) * xs;
-          }
+          const auto add = [&](const int8_t* q, const int16_t* sum, float xs) {
+            const int8x16_t x_low = vld1q_s8(q), x_high = vld1q_s8(q + 16);
+            const int32x4_t low = vdotq_s32(vdupq_n_s32(0), v.low, x_low);
+            if constexpr (T::kHalves) {
+              const int32x4_t high = vdotq_s32(vdupq_n_s32(0), v.high, x_high);
+              acc[t] = vfmaq_n_f32(acc[t], vcvtq_f32_s32(low), s.scale[2 * g] * xs);
+              acc[t] = vfmaq_n_f32(acc[t], vcvtq_f32_s32(high), s.scale[2 * g + 1] * xs);
+            } else {
+              acc[t] = vfmaq_n_f32(acc[t], vcvtq_f32_s32(vdotq_s32(low, v.high, x_high)), s.scale[2 * g] * xs);
+            }
+            if constexpr (T::kMin) {
+              min[t] += (s.min[2 * g] * float(sum[0]) + s.min[2 * g + 1] * float(sum[1])) * xs;
+            }
+          };
+          const int64_t at = (token + t) * groups + first + g, f = x.fine_term[size_t(at)];
+          add(x.q.data() + at * kActivationGroup, x.sum16.data() + 2 * at, x.scale[size_t(at)]);
+          if (f >= 0) add(x.fine_q.data() + f * kActivationGroup, x.fine_sum16.data() + 2 * f, x.fine_scale[size_t(f)]);
         }
       }
     }

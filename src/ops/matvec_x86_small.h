@@ -195,6 +195,7 @@ inline void eight_rows(const uint8_t* first, int64_t row_bytes, const QuantizedR
   const int8_t* q = x.q.data() + token * x.cols;
   const float* scale = x.scale.data() + token * blocks;
   const int16_t* sum16 = x.sum16.data() + token * 2 * blocks;
+  const int32_t* fine_term = x.fine_term.data() + token * blocks;
   const uint8_t* p[8];
   for (int r = 0; r < 8; ++r) p[r] = first + r * row_bytes;
   __m256 acc[kTokens];
@@ -209,18 +210,23 @@ inline void eight_rows(const uint8_t* first, int64_t row_bytes, const QuantizedR
       if constexpr (kTokens > 1) return kept[i];
       return T::quants(p[i], p[i + 4]);
     };
-    for (int t = 0; t < kTokens; ++t) {
-      const int8_t* xq = q + t * x.cols + b * kSmallBlock;
+    const auto add = [&](const int8_t* xq, const float* x_scale, const int16_t* sums, __m256 to) {
       __m256i dot = dot_rows<T>(pair, xq);
-      const __m256 xs = _mm256_broadcast_ss(scale + t * blocks + b);
-      const int16_t* sums = sum16 + (t * blocks + b) * 2;
+      const __m256 xs = _mm256_broadcast_ss(x_scale);
       if constexpr (T::kMin) {
         const __m256 sum = _mm256_cvtepi32_ps(block_sum(sums, 1));
         const __m256 value = _mm256_fmadd_ps(s.m, sum, _mm256_mul_ps(s.d, _mm256_cvtepi32_ps(dot)));
-        acc[t] = _mm256_fmadd_ps(value, xs, acc[t]);
+        return _mm256_fmadd_ps(value, xs, to);
       } else {
         if constexpr (T::kOffset != 0) dot = _mm256_sub_epi32(dot, block_sum(sums, T::kOffset));
-        acc[t] = _mm256_fmadd_ps(_mm256_mul_ps(s.d, xs), _mm256_cvtepi32_ps(dot), acc[t]);
+        return _mm256_fmadd_ps(_mm256_mul_ps(s.d, xs), _mm256_cvtepi32_ps(dot), to);
+      }
+    };
+    for (int t = 0; t < kTokens; ++t) {
+      const int64_t at = t * blocks + b;
+      acc[t] = add(q + at * kSmallBlock, scale + at, sum16 + 2 * at, acc[t]);
+      if (const int64_t f = fine_term[at]; f >= 0) [[unlikely]] {
+        acc[t] = add(x.fine_q.data() + f * kSmallBlock, x.fine_scale.data() + f, x.fine_sum16.data() + 2 * f, acc[t]);
       }
     }
     for (int r = 0; r < 8; ++r) p[r] += sizeof(typename T::Block);

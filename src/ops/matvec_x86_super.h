@@ -189,6 +189,7 @@ inline void dot_super_blocks(const uint8_t* first, int64_t stride, const Quantiz
   const int8_t* q = x.q.data() + token * x.cols;
   const float* scale = x.scale.data() + token * groups;
   const int16_t* sum16 = x.sum16.data() + token * 2 * groups;
+  const int32_t* fine_term = x.fine_term.data() + token * groups;
   __m256 acc[kRows][kTokens];
   for (auto& row : acc) {
     for (auto& a : row) a = _mm256_setzero_ps();
@@ -216,6 +217,17 @@ inline void dot_super_blocks(const uint8_t* first, int64_t stride, const Quantiz
           const __m256i pairs = pair_sums<T>(T::template quants<g>(*block[r]), xq);
           part[r][t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, both)), xs, part[r][t]);
         }
+        const int64_t f = fine_term[t * groups + i * kGroups + g];
+        if (f < 0) continue;
+        const __m256i fine_q =
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x.fine_q.data() + f * kActivationGroup));
+        const __m256 fine_scale = _mm256_broadcast_ss(x.fine_scale.data() + f);
+        for (int r = 0; r < kRows; ++r) {
+          const __m256i both =
+              _mm256_shuffle_epi8(s[r].even_odd, _mm256_set1_epi16(int16_t(2 * g + 256 * (2 * g + 1))));
+          const __m256i pairs = pair_sums<T>(T::template quants<g>(*block[r]), fine_q);
+          part[r][t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, both)), fine_scale, part[r][t]);
+        }
       }
     });
     for (int t = 0; t < kTokens; ++t) {
@@ -227,6 +239,20 @@ inline void dot_super_blocks(const uint8_t* first, int64_t stride, const Quantiz
         if constexpr (!T::kSigned) {
           const __m256 min = _mm256_cvtepi32_ps(_mm256_madd_epi16(s[r].min, sums));
           acc[r][t] = _mm256_fnmadd_ps(_mm256_set1_ps(s[r].m), _mm256_mul_ps(min, xs), acc[r][t]);
+        }
+      }
+      if constexpr (!T::kSigned) {
+        for (int g = 0; g < kGroups; ++g) {
+          const int64_t f = fine_term[t * groups + i * kGroups + g];
+          if (f < 0) continue;
+          const __m256i lane = _mm256_cmpeq_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(g));
+          const __m256i fine_sums = _mm256_and_si256(
+              lane, _mm256_set1_epi32(int(load32(reinterpret_cast<const uint8_t*>(x.fine_sum16.data() + 2 * f)))));
+          const __m256 fine_scale = _mm256_broadcast_ss(x.fine_scale.data() + f);
+          for (int r = 0; r < kRows; ++r) {
+            const __m256 min = _mm256_cvtepi32_ps(_mm256_madd_epi16(s[r].min, fine_sums));
+            acc[r][t] = _mm256_fnmadd_ps(_mm256_set1_ps(s[r].m), _mm256_mul_ps(min, fine_scale), acc[r][t]);
+          }
         }
       }
     }

@@ -118,37 +118,67 @@ Matrix make_matrix(TensorType type, int64_t rows, int64_t cols, Fill fill, Rando
   return m;
 }
 
-// Activations that are int8 from the start, so that only the products are under test.
-QuantizedRows make_rows(int64_t tokens, int64_t cols, bool extreme, Random& random) {
-  QuantizedRows x;
+// Activations that two int8 terms hold exactly, so that only the products are under test. A share of the groups has a
+// second term: none, about a third, or all.
+struct Rows {
+  std::vector<float> values;  // scale * (q + fine / 254), and what `rows` keeps as its source
+  QuantizedRows rows;
+};
+
+enum class Fine { kNone, kSome, kAll };
+
+Rows make_rows(int64_t tokens, int64_t cols, bool extreme, Fine fine, Random& random) {
+  Rows out;
+  QuantizedRows& x = out.rows;
+  const int64_t groups = cols / 32;
   x.tokens = tokens;
   x.cols = cols;
   std::normal_distribution<float> normal;
-  for (int64_t i = 0; i < tokens * cols; ++i) {
+  const auto push_sums = [](const int8_t* q, std::vector<int16_t>& sums) {
+    for (int h = 0; h < 2; ++h) {
+      int sum = 0;
+      for (int k = 0; k < 16; ++k) sum += q[16 * h + k];
+      sums.push_back(int16_t(sum));
+    }
+  };
+  const auto level = [&](int64_t i) {
     const int sign = (random() & 1) != 0 ? 1 : -1;
-    x.q.push_back(int8_t(extreme ? (i / cols % 3 == 0   ? 127
-                                    : i / cols % 3 == 1 ? -127
-                                                        : 127 * sign)
-                                 : int(random() % 255) - 127));
+    if (!extreme) return int8_t(int(random() % 255) - 127);
+    return int8_t(i / cols % 3 == 0 ? 127 : i / cols % 3 == 1 ? -127 : 127 * sign);
+  };
+  for (int64_t i = 0; i < tokens * cols; ++i) x.q.push_back(level(i));
+  // Powers of two times 254: both scales and all values are exact.
+  for (int64_t i = 0; i < tokens * groups; ++i) {
+    const float unit = fine == Fine::kNone ? 1.0f : 254.0f;
+    x.scale.push_back(extreme ? unit : std::ldexp(254.0f, int(random() % 5) - 12));
+    push_sums(x.q.data() + 32 * i, x.sum16);
   }
-  for (int64_t i = 0; i < tokens * cols / 32; ++i) x.scale.push_back(extreme ? 1.0f : std::abs(normal(random)));
-  for (int64_t i = 0; i < tokens * cols / 16; ++i) {
-    int sum = 0;
-    for (int k = 0; k < 16; ++k) sum += x.q[size_t(16 * i + k)];
-    x.sum16.push_back(int16_t(sum));
+  for (int64_t i = 0; i < tokens * cols; ++i) out.values.push_back(x.scale[size_t(i / 32)] * float(x.q[size_t(i)]));
+  x.fine_term.assign(size_t(tokens * groups), -1);
+  for (int64_t g = 0; g < groups; ++g) {
+    x.fine_first.push_back(int32_t(x.fine_token.size()));
+    for (int64_t t = 0; t < tokens; ++t) {
+      if (fine == Fine::kNone || (fine == Fine::kSome && random() % 3 != 0)) continue;
+      const int64_t at = t * groups + g;
+      x.fine_term[size_t(at)] = int32_t(x.fine_token.size());
+      x.fine_token.push_back(int32_t(t));
+      x.fine_scale.push_back(x.scale[size_t(at)] / 254.0f);
+      for (int64_t i = 32 * at; i < 32 * (at + 1); ++i) {
+        x.fine_q.push_back(level(i));
+        out.values[size_t(i)] += x.fine_scale.back() * float(x.fine_q.back());
+      }
+      push_sums(x.fine_q.data() + x.fine_q.size() - 32, x.fine_sum16);
+    }
   }
-  return x;
+  x.fine_first.push_back(int32_t(x.fine_token.size()));
+  x.source = out.values.data();
+  x.source_stride = cols;
+  return out;
 }
 
-std::vector<float> values_of(const QuantizedRows& x) {
-  std::vector<float> values(x.q.size());
-  for (size_t i = 0; i < values.size(); ++i) values[i] = x.scale[i / 32] * float(x.q[i]);
-  return values;
-}
-
-// Compares y with the product in double. Each group of 32 adds a few roundings of terms no larger than the group's
-// greatest decoded value (offsets and levels may cancel) times its activations; sums that are integers below 2^24 in
-// every partial result must be exact.
+// Compares y with the product in double. Each term of a group of 32 adds a few roundings of sums no larger than the
+// group's greatest decoded value (offsets and levels may cancel) times its activations; sums that are integers below
+// 2^24 in every partial result must be exact.
 void expect_product(const Matrix& m, const std::vector<float>& x, int64_t tokens, const std::vector<float>& y,
                     int64_t y_stride, bool integers) {
   const int64_t rows = m.weight.rows, cols = m.weight.cols;
@@ -167,7 +197,7 @@ void expect_product(const Matrix& m, const std::vector<float>& x, int64_t tokens
         bound += 3 * greatest * activations;
       }
       const bool exact = integers && bound < 0x1p24;
-      const double tolerance = exact ? 0 : (double(cols) / 32 + 8) * 0x1p-24 * bound;
+      const double tolerance = exact ? 0 : (double(cols) / 16 + 8) * 0x1p-24 * bound;
       ASSERT_NEAR(y[size_t(t * y_stride + r)], sum, tolerance)
           << tensor_type_info(m.weight.type)->name << " row " << r << " of " << rows << ", token " << t << " of "
           << tokens << ", " << cols << " columns, " << isa_name(active_isa());
@@ -200,9 +230,11 @@ TEST_F(MatmulInt8, EqualsDoubleReference) {
         for (int64_t rows : {1, 15, 16, 33, 56}) {
           const Matrix m = make_matrix(type, rows, cols, Fill::kRandom, random);
           const int64_t tokens = 1 + int64_t(random() % 50), stride = rows + int64_t(random() % 3);
-          const QuantizedRows x = make_rows(tokens, cols, false, random);
-          expect_product(m, values_of(x), tokens, product_int8(m, x, stride, 2), stride, false);
-          if (HasFatalFailure()) return;
+          for (Fine fine : {Fine::kNone, Fine::kSome, Fine::kAll}) {
+            const Rows x = make_rows(tokens, cols, false, fine, random);
+            expect_product(m, x.values, tokens, product_int8(m, x.rows, stride, 2), stride, false);
+            if (HasFatalFailure()) return;
+          }
         }
       }
     }
@@ -216,8 +248,8 @@ TEST_F(MatmulInt8, EveryTokenCount) {
     for (TensorType type : kInt8Types) {
       const Matrix m = make_matrix(type, 17, 256, Fill::kRandom, random);
       for (int64_t tokens = 1; tokens <= 33; ++tokens) {
-        const QuantizedRows x = make_rows(tokens, 256, false, random);
-        expect_product(m, values_of(x), tokens, product_int8(m, x, 17, 1), 17, false);
+        const Rows x = make_rows(tokens, 256, false, Fine::kSome, random);
+        expect_product(m, x.values, tokens, product_int8(m, x.rows, 17, 1), 17, false);
         if (HasFatalFailure()) return;
       }
     }
@@ -232,9 +264,13 @@ TEST_F(MatmulInt8, ExtremesNeitherSaturateNorWrap) {
       for (Fill fill : {Fill::kLowest, Fill::kHighest, Fill::kUnit}) {
         const int64_t cols = tensor_type_info(type)->block_values;
         const Matrix m = make_matrix(type, 20, cols, fill, random);
-        const QuantizedRows x = make_rows(9, cols, true, random);
-        expect_product(m, values_of(x), 9, product_int8(m, x, 20, 1), 20, true);
-        if (HasFatalFailure()) return;
+        for (Fine fine : {Fine::kNone, Fine::kAll}) {
+          const Rows x = make_rows(9, cols, true, fine, random);
+          // 16-bit activations have steps of 1 / 254, which is not exact.
+          const bool wide = type == TensorType::kQ8_0 || type == TensorType::kIQ4_NL || type == TensorType::kIQ4_XS;
+          expect_product(m, x.values, 9, product_int8(m, x.rows, 20, 1), 20, !wide);
+          if (HasFatalFailure()) return;
+        }
       }
     }
   }
@@ -244,32 +280,35 @@ TEST_F(MatmulInt8, ExtremesNeitherSaturateNorWrap) {
 TEST_F(MatmulInt8, ManyRows) {
   Random random(7);
   const Matrix m = make_matrix(TensorType::kQ4_1, 1063, 96, Fill::kRandom, random);
-  const QuantizedRows x = make_rows(7, 96, false, random);
-  expect_product(m, values_of(x), 7, product_int8(m, x, 1064, 3), 1064, false);
+  const Rows x = make_rows(7, 96, false, Fine::kSome, random);
+  expect_product(m, x.values, 7, product_int8(m, x.rows, 1064, 3), 1064, false);
 }
 
 // Bits depend neither on the thread count nor on the tokens that come along.
 TEST_F(MatmulInt8, BitsDependOnTheTokenAlone) {
   Random random(4);
+  std::normal_distribution<float> normal;
   for (IsaLevel level : available_isa_levels()) {
     ASSERT_TRUE(set_active_isa(level).ok());
     for (TensorType type : kInt8Types) {
       const int64_t rows = 72, cols = 1536, tokens = 201;
       const Matrix m = make_matrix(type, rows, cols, Fill::kRandom, random);
-      const QuantizedRows x = make_rows(tokens, cols, false, random);
+      // Outliers in places that differ between tokens, so that second terms are mixed.
+      std::vector<float> values(size_t(tokens * cols));
+      for (float& v : values) v = normal(random) * (random() % 64 == 0 ? 20.0f : 1.0f);
+      ThreadPool pool(2);
+      QuantizedRows x;
+      x.assign(values.data(), tokens, cols, cols, pool);
+      ASSERT_GT(x.fine_first[size_t(cols / 32)], tokens);
       const std::vector<float> all = product_int8(m, x, rows, 1);
       for (int threads : {2, 3, 8}) {
         const std::vector<float> y = product_int8(m, x, rows, threads);
         ASSERT_EQ(std::memcmp(y.data(), all.data(), y.size() * 4), 0) << tensor_type_info(type)->name << threads;
       }
       for (int64_t n : {1, 2, 7, 49}) {
-        QuantizedRows part;
-        part.tokens = n;
-        part.cols = cols;
         const int64_t first = tokens - n;
-        part.q.assign(x.q.begin() + first * cols, x.q.end());
-        part.scale.assign(x.scale.begin() + first * cols / 32, x.scale.end());
-        part.sum16.assign(x.sum16.begin() + first * cols / 16, x.sum16.end());
+        QuantizedRows part;
+        part.assign(values.data() + first * cols, n, cols, cols, pool);
         const std::vector<float> y = product_int8(m, part, rows, 2);
         ASSERT_EQ(std::memcmp(y.data(), all.data() + first * rows, y.size() * 4), 0)
             << tensor_type_info(type)->name << ", " << n << " tokens, " << isa_name(level);

@@ -91,7 +91,8 @@ std::vector<float> random_rows(int64_t n, uint32_t seed) {
   std::mt19937 rng(seed);
   std::normal_distribution<float> normal;
   std::vector<float> x(static_cast<size_t>(n));
-  for (auto& v : x) v = normal(rng);
+  // Some outliers, so that some groups get a second term.
+  for (auto& v : x) v = normal(rng) * (rng() % 64 == 0 ? 20.0f : 1.0f);
   return x;
 }
 
@@ -125,12 +126,15 @@ class Matvec : public ::testing::Test {
       for (int64_t t = 0; t < x.tokens; ++t) {
         Reference sum;
         for (int64_t c = 0; c < w.cols; ++c) {
-          const double xv = double(x.scale[size_t((t * w.cols + c) / 32)]) * x.q[size_t(t * w.cols + c)];
+          const int64_t at = t * w.cols + c, fine = x.fine_term[size_t(at / 32)];
+          double xv = double(x.scale[size_t(at / 32)]) * x.q[size_t(at)];
+          if (fine >= 0) xv += double(x.fine_scale[size_t(fine)]) * x.fine_q[size_t(32 * fine + c % 32)];
           sum.value += double(row[size_t(c)]) * xv;
           sum.magnitude += 4 * bound * std::abs(xv);
         }
-        // Groups are added one by one per lane: at most cols / 32 + 8 roundings of partial sums below the magnitude.
-        const double tolerance = (double(w.cols) / 32 + 8) * 0x1p-24 * sum.magnitude;
+        // Groups, and second terms, are added one by one per lane: at most cols / 16 + 8 roundings of partial sums
+        // below the magnitude.
+        const double tolerance = (double(w.cols) / 16 + 8) * 0x1p-24 * sum.magnitude;
         ASSERT_NEAR(y[size_t(t * stride + r)], sum.value, tolerance + 1e-30)
             << what << " row " << r << " token " << t << " of " << w.rows << "x" << w.cols << "x" << x.tokens;
       }

@@ -62,6 +62,88 @@ TEST_F(QuantizeRows, ErrorIsAtMostHalfAStepAndSumsAreExact) {
   }
 }
 
+// Rows whose groups differ much in size.
+std::vector<float> uneven_rows(int64_t n, uint32_t seed) {
+  std::vector<float> x = random_rows(n, seed);
+  std::mt19937 rng(seed + 1);
+  for (size_t g = 0; g < x.size() / 32; ++g) {
+    const float size = std::ldexp(1.0f, int(rng() % 8));
+    for (size_t i = 32 * g; i < 32 * (g + 1); ++i) x[i] *= size;
+  }
+  return x;
+}
+
+TEST_F(QuantizeRows, LargeGroupsGetASecondTerm) {
+  ThreadPool pool(3);
+  for (IsaLevel level : available_isa_levels()) {
+    ASSERT_TRUE(set_active_isa(level).ok());
+    for (const auto& [tokens, cols] : {std::pair<int64_t, int64_t>{1, 32}, {1, 576}, {40, 576}, {3, 9216}}) {
+      const int64_t groups = cols / 32;
+      const auto x = uneven_rows(tokens * cols, uint32_t(cols));
+      QuantizedRows rows;
+      rows.assign(x.data(), tokens, cols, cols, pool);
+      int64_t terms = 0;
+      for (int64_t t = 0; t < tokens; ++t) {
+        double squares = 0;
+        for (int64_t g = 0; g < groups; ++g) squares += std::pow(double(rows.scale[size_t(t * groups + g)]), 2);
+        for (int64_t g = 0; g < groups; ++g) {
+          const float scale = rows.scale[size_t(t * groups + g)];
+          const int64_t term = rows.fine_term[size_t(t * groups + g)];
+          EXPECT_EQ(term >= 0, double(scale) * scale > kFineFrom * squares / double(groups));
+          if (term < 0) continue;
+          ++terms;
+          EXPECT_EQ(rows.fine_token[size_t(term)], t);
+          EXPECT_LE(rows.fine_first[size_t(g)], term);
+          EXPECT_LT(term, rows.fine_first[size_t(g + 1)]);
+          EXPECT_FLOAT_EQ(rows.fine_scale[size_t(term)], scale / 254);
+          int sums[2] = {0, 0};
+          for (int64_t i = 0; i < 32; ++i) {
+            const int64_t at = t * cols + 32 * g + i;
+            const int8_t fine = rows.fine_q[size_t(32 * term + i)];
+            sums[i / 16] += fine;
+            const double value =
+                double(scale) * rows.q[size_t(at)] + double(rows.fine_scale[size_t(term)]) * double(fine);
+            // Half a fine step, and three roundings of values of up to 127 steps of 254 fine ones.
+            EXPECT_LE(std::abs(double(x[size_t(at)]) - value),
+                      double(rows.fine_scale[size_t(term)]) * (0.5 + 3 * 127 * 254 * 0x1p-24));
+          }
+          EXPECT_EQ(rows.fine_sum16[size_t(2 * term)], sums[0]);
+          EXPECT_EQ(rows.fine_sum16[size_t(2 * term + 1)], sums[1]);
+        }
+      }
+      EXPECT_EQ(rows.fine_first[size_t(groups)], terms);
+      for (int64_t g = 0; g < groups; ++g) {
+        for (int32_t i = rows.fine_first[size_t(g)] + 1; i < rows.fine_first[size_t(g + 1)]; ++i) {
+          EXPECT_LT(rows.fine_token[size_t(i - 1)], rows.fine_token[size_t(i)]);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(QuantizeRows, WideRowsKeepHalfAFineStep) {
+  ThreadPool pool(1);
+  const int64_t cols = 576;
+  for (IsaLevel level : available_isa_levels()) {
+    ASSERT_TRUE(set_active_isa(level).ok());
+    auto x = uneven_rows(2 * cols, 5);
+    for (int i = 0; i < 32; ++i) x[size_t(i)] = 1e-36f;  // too small for the division by its step
+    QuantizedRows rows;
+    rows.assign(x.data(), 2, cols, cols, pool);
+    for (int64_t t = 0; t < 2; ++t) {
+      std::vector<int16_t> wide(cols);
+      std::vector<float> scale(cols / 32);
+      rows.widen(t, wide.data(), scale.data());
+      for (int64_t c = 0; c < cols; ++c) {
+        const double step = scale[size_t(c / 32)], value = x[size_t(t * cols + c)];
+        EXPECT_LE(std::abs(int(wide[size_t(c)])), 127 * 254 + 127);
+        const bool tiny = t == 0 && c < 32;
+        EXPECT_LE(std::abs(value - step * wide[size_t(c)]), tiny ? 1.1e-36 : step * (0.5 + 3 * 127 * 254 * 0x1p-24));
+      }
+    }
+  }
+}
+
 TEST_F(QuantizeRows, TiesGoToEven) {
   ThreadPool pool(1);
   for (IsaLevel level : available_isa_levels()) {
@@ -83,7 +165,7 @@ TEST_F(QuantizeRows, TiesGoToEven) {
 }
 
 TEST_F(QuantizeRows, EveryLevelAndThreadCountGivesTheSameBits) {
-  const auto x = random_rows(40 * 1536, 7);
+  const auto x = uneven_rows(40 * 1536, 7);
   ThreadPool one(1), four(4);
   ASSERT_TRUE(set_active_isa(IsaLevel::kBase).ok());
   QuantizedRows expected;
@@ -95,6 +177,12 @@ TEST_F(QuantizeRows, EveryLevelAndThreadCountGivesTheSameBits) {
     EXPECT_EQ(rows.q, expected.q) << isa_name(level);
     EXPECT_EQ(rows.sum16, expected.sum16) << isa_name(level);
     EXPECT_EQ(std::memcmp(rows.scale.data(), expected.scale.data(), rows.scale.size() * 4), 0) << isa_name(level);
+    EXPECT_EQ(rows.fine_first, expected.fine_first) << isa_name(level);
+    EXPECT_EQ(rows.fine_token, expected.fine_token) << isa_name(level);
+    EXPECT_EQ(rows.fine_term, expected.fine_term) << isa_name(level);
+    EXPECT_EQ(rows.fine_q, expected.fine_q) << isa_name(level);
+    EXPECT_EQ(rows.fine_scale, expected.fine_scale) << isa_name(level);
+    EXPECT_EQ(rows.fine_sum16, expected.fine_sum16) << isa_name(level);
   }
 }
 
