@@ -55,7 +55,8 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const LoadedMod
   const ModelConfig& c = model->config();
   LONGKV_ASSIGN(auto kv, KvSession::create(c.kv_shape(), options.recipe, RowCapacity{options.context},
                                            AttendParams{c.attn_scale, c.attn_softcap}, pool,
-                                           KvSessionExtras{rotation(*model, options.context), nullptr}));
+                                           KvSessionExtras{rotation(*model, options.context),
+                                                           options.keeper ? options.keeper() : nullptr}));
   return std::unique_ptr<Session>(new Session(std::move(model), options, std::move(kv), pool));
 }
 

@@ -27,6 +27,8 @@ struct SessionOptions {
   ProductType products = ProductType::kInt8;
   int64_t chunk = 512;  // prompt tokens that pass a layer together
   PrefillOrder order = PrefillOrder::kLayerMajor;
+  // Instead of the recipe's keep stage, for methods that no recipe names.
+  std::function<std::unique_ptr<Keeper>()> keeper = {};
 };
 
 // Called after each piece of prompt work. `done` counts token-layers in units of tokens, so it rises evenly to `total`.

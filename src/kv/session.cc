@@ -330,7 +330,7 @@ Status KvSession::truncate(TokenCount tokens) {
     impl.selector->truncate(layer, impl.views, cache_.rows(layer).v);
     if (impl.collector) impl.collector->drop(layer);
   }
-  if (tokens.v == 0 && impl.keeper) impl.keeper->reset();
+  if (impl.keeper) impl.keeper->truncated(cache_);
   impl.step = -1;
   return {};
 }

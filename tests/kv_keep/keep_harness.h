@@ -66,7 +66,8 @@ inline void expect_attends(const KvShape& s, const Tokens& t, int64_t token,
     const auto ranges = ranges_of(positions[size_t(j / s.group_size)]);
     const Partial p = reference_attend(s, t, token, j, ranges, 1.0 / std::sqrt(double(s.dim_k)));
     for (int c = 0; c < s.dim_v; ++c) {
-      ASSERT_NEAR(out[int64_t(j) * s.dim_v + c], p.out[size_t(c)], kKeepTolerance) << "token " << token << " head " << j;
+      ASSERT_NEAR(out[int64_t(j) * s.dim_v + c], p.out[size_t(c)], kKeepTolerance)
+          << "token " << token << " head " << j;
     }
   }
 }

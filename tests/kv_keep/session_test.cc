@@ -151,8 +151,8 @@ TEST(KeptSession, MergedTwinsAreLossless) {
     Recipe recipe = full_f32();
     recipe.store = {types.k, types.v};
     auto full = make_session(s, recipe, 512, pool);
-    auto kept = make_kept_session(s, recipe, 512, pool,
-                                  std::make_unique<ListKeeper>(fold, KvRowFields{true, true, true}));
+    auto kept =
+        make_kept_session(s, recipe, 512, pool, std::make_unique<ListKeeper>(fold, KvRowFields{true, true, true}));
     EXPECT_EQ(feed_prompt(*full, t, 0, 400, 100), feed_prompt(*kept, t, 0, 400, 100));
     EXPECT_EQ(kept->cache().rows(0, 0).v, 200);
     EXPECT_EQ(kept->cache().rows(0, 1).v, 400);

@@ -158,8 +158,8 @@ TEST(Recipe, MistakesAreNamedWithPositionAndHelp) {
 }
 
 TEST(Recipe, WordsOfLaterVersionsAreKnown) {
-  expect_refused("snapkv", {"known but not in this version", "ktransformers-preselect"});
-  expect_refused("keep=h2o", {"known but not in this version", "streaming"});
+  expect_refused("asymkv", {"known but not in this version", "streaming"});
+  expect_refused("keep=fastgen", {"known but not in this version", "streaming"});
   expect_refused("store=kivi2", {"known but not in this version", "q4_0"});
   expect_refused("place=hybrid", {"known but not in this version", "place=cpu"});
   expect_refused("prefill=flex", {"known but not in this version", "prefill=dense"});

@@ -115,8 +115,8 @@ class Keeper {
   virtual void moved(const KeepInput& /*before*/, const KeepChoice& /*choice*/, KvCache& /*cache*/) {}
   // Row that each head drops now, or -1. The last row takes the place of a dropped one, in state kept here too.
   virtual void step(const KeepStepInput& /*input*/, std::span<int64_t> /*evict*/) {}
-  // The sequence was emptied: state kept per row or layer is void.
-  virtual void reset() {}
+  // Tokens at the end were cut (all of them: cache.tokens() is 0): so is state kept for their rows.
+  virtual void truncated(const KvCache& /*cache*/) {}
   // Rows per KV head of a layer that stay of a prompt of n tokens (mean over heads), for the plan.
   virtual int64_t planned_rows(int layer, int layers, int64_t tokens) const = 0;
 };

@@ -8,5 +8,14 @@
 namespace longkv {
 
 std::unique_ptr<Keeper> make_streaming(const KeepSpec& spec, const KvShape& shape);
+std::unique_ptr<Keeper> make_knorm(const KeepSpec& spec, const KvShape& shape);
+std::unique_ptr<Keeper> make_keydiff(const KeepSpec& spec, const KvShape& shape);
+std::unique_ptr<Keeper> make_random(const KeepSpec& spec, const KvShape& shape);
+std::unique_ptr<Keeper> make_snapkv(const KeepSpec& spec, const KvShape& shape);
+std::unique_ptr<Keeper> make_pyramidkv(const KeepSpec& spec, const KvShape& shape);
+std::unique_ptr<Keeper> make_tova(const KeepSpec& spec, const KvShape& shape);
+std::unique_ptr<Keeper> make_h2o(const KeepSpec& spec, const KvShape& shape);
+std::unique_ptr<Keeper> make_expected_attention(const KeepSpec& spec, const KvShape& shape);
+std::unique_ptr<Keeper> make_adakv(const KeepSpec& spec, const KvShape& shape);
 
 }  // namespace longkv

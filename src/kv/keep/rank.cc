@@ -45,6 +45,16 @@ std::vector<int64_t> best_rows(std::span<const float> scores, const int32_t* pos
   return rows;
 }
 
+int64_t worst_row(std::span<const float> scores, const int32_t* pos) {
+  int64_t worst = 0;
+  for (int64_t r = 1; r < int64_t(scores.size()); ++r) {
+    const uint32_t x = score_key(scores[size_t(r)]), y = score_key(scores[size_t(worst)]);
+    const bool older = pos == nullptr ? r < worst : pos[r] < pos[worst];
+    if (x < y || (x == y && older)) worst = r;
+  }
+  return worst;
+}
+
 std::vector<char> newest_rows(const KvHeadView& head, int64_t n) { return by_position(head, n, true); }
 std::vector<char> oldest_rows(const KvHeadView& head, int64_t n) { return by_position(head, n, false); }
 

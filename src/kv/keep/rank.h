@@ -14,6 +14,9 @@ namespace longkv {
 // one well-defined set. NaN ranks last. pos: [n], or nullptr where rows are in the order of their positions.
 std::vector<int64_t> best_rows(std::span<const float> scores, const int32_t* pos, int64_t k);
 
+// The row of least score; ties go to the older row.
+int64_t worst_row(std::span<const float> scores, const int32_t* pos);
+
 // The n newest rows of a head (largest positions) as a mask over its rows.
 std::vector<char> newest_rows(const KvHeadView& head, int64_t n);
 // The n oldest.

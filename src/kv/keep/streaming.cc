@@ -54,7 +54,8 @@ class StreamingKeeper : public Keeper {
     turn_sinks(input.layer, cache.tokens(input.layer).v - spec_.sink - spec_.window, cache, input.rotate);
   }
 
-  void reset() override {
+  void truncated(const KvCache& cache) override {
+    if (cache.tokens(0).v > 0) return;
     for (auto& layer : sinks_) layer.clear();
   }
 

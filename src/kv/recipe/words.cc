@@ -19,14 +19,8 @@ struct LaterWord {
   const char* nearest;
 };
 constexpr LaterWord kLater[] = {
-    {"h2o", "streaming"},
-    {"tova", "streaming"},
-    {"snapkv", "ktransformers-preselect"},
-    {"pyramidkv", "ktransformers-preselect"},
-    {"adakv", "ktransformers-preselect"},
     {"fastgen", "streaming"},
     {"duo", "streaming"},
-    {"expected_attention", "ktransformers-preselect"},
     {"magicpig", "quest"},
     {"sparq", "quest"},
     {"twilight", "quest"},

@@ -1,0 +1,195 @@
+// The rows that our keep stages keep, against NVIDIA's kvpress on the same model and prompt.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+
+#include "engine/session.h"
+#include "kv/keep/keep.h"
+#include "support/kvpress_golden.h"
+#include "support/paths.h"
+
+namespace longkv {
+namespace {
+
+using test::KvpressCase;
+using test::KvpressCut;
+using test::KvpressGolden;
+using test::KvpressRecord;
+using Lists = std::vector<std::vector<std::vector<int64_t>>>;
+
+// The keep stage that has a press's settings; empty for presses that keep no rows or read the prompt again.
+std::string keep_of(const KvpressRecord& record, const KvpressCut& cut, int64_t n) {
+  const auto& p = record.parameters;
+  const auto kept = int64_t(double(n) * (1 - cut.ratio));
+  const auto snapkv = [&](const nlohmann::json& s) {
+    return fmt::format("window={},kernel={},pool=avg", s.at("window_size").get<int>(), s.at("kernel_size").get<int>());
+  };
+  const auto expected = [&](const nlohmann::json& s) {
+    return fmt::format("sink={},future={},covariance={},value_norm={},epsilon={}", s.at("n_sink").get<int>(),
+                       s.at("n_future_positions").get<int>(), s.at("use_covariance").get<bool>(),
+                       s.at("use_vnorm").get<bool>(), s.at("epsilon").get<double>());
+  };
+  // Below the window the press keeps an arbitrary part of it.
+  const auto below_window = [&](const nlohmann::json& s) { return kept <= s.at("window_size").get<int64_t>(); };
+  if (record.press == "StreamingLLMPress") {
+    const int sink = p.at("n_sink").get<int>();
+    return kept <= sink ? "" : fmt::format("keep=streaming(sink={},window={})", sink, kept - sink);
+  }
+  if (record.press == "TOVAPress") return fmt::format("keep=tova(budget={},sink=0)", kept);
+  if (record.press == "SnapKVPress") {
+    return below_window(p) ? "" : fmt::format("keep=snapkv(budget={},{})", kept, snapkv(p));
+  }
+  if (record.press == "PyramidKVPress") {
+    if (below_window(p)) return "";
+    return fmt::format("keep=pyramidkv(keep_ratio={},{},beta={},window_inside=true)", 1 - cut.ratio, snapkv(p),
+                       p.at("beta").get<int>());
+  }
+  if (record.press == "ObservedAttentionPress") {
+    return fmt::format("keep=h2o(budget={},recent=0,normalise=visible)", kept);
+  }
+  if (record.press == "ExpectedAttentionPress")
+    return fmt::format("keep=expected_attention(budget={},{})", kept, expected(p));
+  if (record.press == "KeyDiffPress") return fmt::format("keep=keydiff(budget={})", kept);
+  if (record.press == "KnormPress") return fmt::format("keep=knorm(budget={})", kept);
+  if (record.press == "AdaKVPress") {
+    const auto& inner = p.at("press");
+    const auto shared = fmt::format("budget={},mode=min,safeguard={}", kept, p.at("alpha_safeguard").get<double>());
+    if (inner.at("class") == "SnapKVPress") {
+      return below_window(inner) ? "" : fmt::format("keep=adakv(scorer=snapkv,{},{})", shared, snapkv(inner));
+    }
+    return fmt::format("keep=adakv(scorer=expected,{},window=0,{})", shared, expected(inner));
+  }
+  return "";
+}
+
+std::shared_ptr<const LoadedModel> load(const KvpressGolden& golden) {
+  std::string path = std::string(LONGKV_TEST_DIR) + "/golden/models/" + golden.model;
+  if (!std::filesystem::exists(path)) path = test::fetched_model(golden.model);
+  if (path.empty()) return nullptr;
+  auto model = LoadedModel::load(path);
+  EXPECT_TRUE(model.ok()) << model.status().message();
+  return model.ok() ? model.value() : nullptr;
+}
+
+SessionOptions options_for(const std::string& keep, int64_t n) {
+  SessionOptions options;
+  options.context = n + 1;
+  options.products = ProductType::kF32;
+  options.chunk = 100;
+  auto recipe = parse_recipe(keep + " + store=f32");
+  EXPECT_TRUE(recipe.ok()) << recipe.status().message();
+  options.recipe = recipe.value();
+  return options;
+}
+
+struct Totals {
+  int lists = 0;
+  int64_t compared = 0, ties = 0;
+  void add(const test::KvpressDifference& difference) {
+    EXPECT_EQ(difference.wrong, "");
+    ++lists;
+    compared += difference.compared;
+    ties += difference.ties;
+  }
+};
+
+TEST(Kvpress, TinyModelsKeepTheSameRows) {
+  ThreadPool pool(2);
+  for (const char* name : {"llama", "qwen3"}) {
+    const KvpressGolden golden = test::load_kvpress(name);
+    const auto model = load(golden);
+    ASSERT_NE(model, nullptr);
+    Totals totals;
+    for (const KvpressCase& c : golden.cases) {
+      for (const KvpressRecord& record : c.records) {
+        for (const KvpressCut& cut : record.cuts) {
+          const std::string keep = keep_of(record, cut, int64_t(c.ids.size()));
+          if (keep.empty()) continue;
+          auto session = Session::create(model, options_for(keep, int64_t(c.ids.size())), pool);
+          ASSERT_TRUE(session.ok()) << session.status().message();
+          ASSERT_TRUE((*session)->prefill(c.ids).ok());
+          Lists found;
+          for (const int layer : c.layers) {
+            auto& heads = found.emplace_back();
+            for (int h = 0; h < golden.kv_heads; ++h) heads.push_back((*session)->kv().kept_positions(layer, h));
+          }
+          totals.add(compare_kept(c, record, cut, found));
+        }
+      }
+    }
+    EXPECT_GT(totals.lists, 50) << name;
+    EXPECT_LT(double(totals.ties), 1e-3 * double(totals.compared)) << name;
+  }
+}
+
+// Asks several keepers for their choice and follows none: the prompt's attention reads every row whatever is evicted.
+class AskingKeeper : public Keeper {
+ public:
+  struct Asked {
+    const KvpressRecord* record;
+    const KvpressCut* cut;
+    std::unique_ptr<Keeper> keeper;
+    Lists found;
+  };
+  explicit AskingKeeper(std::vector<Asked>& asked) : asked_(asked) {}
+  KeepNeeds needs() const override {
+    KeepNeeds needs = asked_[0].keeper->needs();
+    needs.step = KeepStep::kNone;
+    return needs;
+  }
+  Status choose(const KeepInput& input, KeepChoice& choice) override {
+    for (Asked& a : asked_) {
+      KeepChoice own;
+      own.rows.resize(input.heads.size());
+      const Status s = a.keeper->choose(input, own);
+      if (!s.ok()) return s;
+      a.found.push_back(own.rows);
+    }
+    for (size_t h = 0; h < input.heads.size(); ++h) {
+      for (int64_t r = 0; r < input.heads[h].rows; ++r) choice.rows[h].push_back(r);
+    }
+    return {};
+  }
+  int64_t planned_rows(int, int, int64_t tokens) const override { return tokens; }
+
+ private:
+  std::vector<Asked>& asked_;
+};
+
+TEST(Kvpress, SmolLM2KeepsTheSameRows) {
+  const KvpressGolden golden = test::load_kvpress("smollm2-q4_1");
+  const auto model = load(golden);
+  if (model == nullptr) GTEST_SKIP() << golden.model << " is not there; scripts/fetch_models brings it";
+  ThreadPool pool(2);
+  const ModelConfig& config = model->config();
+  const KvpressCase& c = golden.cases[0];  // the shorter prompt, every layer
+  const auto n = int64_t(c.ids.size());
+  std::map<std::string, std::vector<AskingKeeper::Asked>> groups;  // by what they need of the prompt
+  for (const KvpressRecord& record : c.records) {
+    for (const KvpressCut& cut : record.cuts) {
+      const std::string keep = keep_of(record, cut, n);
+      if (keep.empty()) continue;
+      auto keeper = make_keeper(options_for(keep, n).recipe.keep, config.kv_shape());
+      ASSERT_TRUE(keeper.ok()) << keeper.status().message();
+      const KeepNeeds needs = (*keeper)->needs();
+      groups[fmt::format("{} {}", needs.mass_queries, needs.statistics_from)].push_back(
+          {&record, &cut, std::move(keeper).value(), {}});
+    }
+  }
+  Totals totals;
+  for (auto& [needs, asked] : groups) {
+    SessionOptions options = options_for("keep=all", n);
+    options.keeper = [&asked = asked] { return std::make_unique<AskingKeeper>(asked); };
+    auto session = Session::create(model, options, pool);
+    ASSERT_TRUE(session.ok()) << session.status().message();
+    ASSERT_TRUE((*session)->prefill(c.ids).ok());
+    for (const AskingKeeper::Asked& a : asked) totals.add(compare_kept(c, *a.record, *a.cut, a.found));
+  }
+  EXPECT_GT(totals.lists, 20);
+  EXPECT_LT(double(totals.ties), 1e-3 * double(totals.compared));
+}
+
+}  // namespace
+}  // namespace longkv
