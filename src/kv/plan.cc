@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "kv/keep/keep.h"
 #include "kv/select/coarse.h"
 #include "kv/select/layer_plan.h"
 
@@ -15,6 +16,7 @@ namespace {
 constexpr int64_t kMaxContext = int64_t{1} << 36;
 constexpr int64_t kMaxShape = 1 << 16;  // layers, heads and channels: keeps every product below 2^63
 constexpr int64_t kPage = 4096;
+constexpr int64_t kUsualChunk = 512;  // prompt tokens that pass a layer together
 
 Status check_inputs(const PlanModel& model, const Recipe& recipe, int64_t context) {
   const KvShape& s = model.shape;
@@ -90,35 +92,33 @@ void measure(KvPlan& plan) {
   const int64_t n = plan.context;
   const int64_t k_row = kv_row_bytes(recipe.store.k, shape.dim_k);
   const int64_t v_row = kv_row_bytes(recipe.store.v, shape.dim_v);
-  plan.k_bytes = plan.v_bytes = plan.index_bytes = plan.prompt_bytes = 0;
+  plan.k_bytes = plan.v_bytes = plan.field_bytes = plan.index_bytes = plan.prompt_bytes = 0;
   plan.read_rows_bytes = plan.read_index_bytes = 0;
-  plan.dense_layers = plan.choosing_layers = plan.reusing_layers = plan.streaming_layers = 0;
+  plan.dense_layers = plan.choosing_layers = plan.reusing_layers = plan.evicting_layers = 0;
 
   const std::vector<LayerPlan> layers = plan_layers(shape, recipe);
-  int64_t unreleased = 0;  // rows of one sliding-window layer that its whole prompt holds until the layer ends
-  for (const LayerPlan& layer : layers) {
-    const int64_t rows = rows_held(layer.window, n);
+  const KeepNeeds needs = plan.keeper ? plan.keeper->needs() : KeepNeeds{};
+  int64_t unreleased = 0;  // rows of one layer that its whole prompt holds until the layer ends
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const LayerPlan& layer = layers[l];
+    const bool evicts = plan.keeper && layer.window == 0;
+    const int64_t rows = evicts ? plan.keeper->planned_rows(int(l), int(layers.size()), n) : rows_held(layer.window, n);
+    plan.evicting_layers += evicts ? 1 : 0;
+    plan.field_bytes += shape.kv_heads * rows * needs.fields.bytes();
     plan.k_bytes += shape.kv_heads * round_up(rows * k_row, kPage);
     plan.v_bytes += shape.kv_heads * round_up(rows * v_row, kPage);
-    unreleased = std::max(unreleased, n - rows);
+    unreleased = std::max(unreleased, evicts && needs.every_chunk ? 0 : n - rows);
 
     int64_t attended = rows;
     int64_t readers = 1;  // lists that read rows of one KV head
     switch (layer.role) {
-      case LayerRole::kDense:
-        if (recipe.keep.kind != KeepKind::kStreaming) {
-          ++plan.dense_layers;
-          break;
-        }
-        ++plan.streaming_layers;
-        attended = std::min(rows, recipe.keep.sink + recipe.keep.window);
-        break;
+      case LayerRole::kDense: ++plan.dense_layers; break;
       case LayerRole::kChoose:
       case LayerRole::kReuse: {
         const bool chooses = layer.role == LayerRole::kChoose;
         ++(chooses ? plan.choosing_layers : plan.reusing_layers);
         if (chooses) {
-          const IndexCost cost = index_cost(shape, recipe, n, n);
+          const IndexCost cost = index_cost(shape, recipe, evicts ? rows : n, n);
           plan.index_bytes += cost.held;
           if (rows > select.budget) plan.read_index_bytes += cost.read / select.token_step;
         }
@@ -136,10 +136,17 @@ void measure(KvPlan& plan) {
   const int64_t limit = plan.model.hidden_bytes_limit;
   plan.prompt_bytes = (limit > 0 ? std::min(hidden, limit) : hidden) + unreleased * shape.kv_heads * (k_row + v_row);
   const bool mass = plan.choosing_layers > 0 && (recipe.index.kind == IndexKind::kDynamic || select.preselect > 0);
-  if (mass) plan.prompt_bytes += n * shape.kv_heads * shape.group_size * int64_t(sizeof(float));
+  if (mass || needs.mass_queries > 0) {
+    const int64_t held = needs.every_chunk ? std::min(n, keep_budget(recipe.keep, n) + kUsualChunk) : n;
+    plan.prompt_bytes += held * shape.kv_heads * shape.group_size * int64_t(sizeof(float));
+  }
+  if (needs.statistics_from >= 0) {
+    plan.prompt_bytes +=
+        int64_t(shape.kv_heads) * shape.group_size * shape.dim_k * shape.dim_k * int64_t(sizeof(double));
+  }
 
   plan.peak_bytes = plan.model.weight_bytes + plan.model.scratch_bytes + plan.k_bytes + plan.v_bytes +
-                    plan.index_bytes + plan.prompt_bytes;
+                    plan.field_bytes + plan.index_bytes + plan.prompt_bytes;
   plan.read_bytes = plan.model.weight_bytes_per_token + plan.read_rows_bytes + plan.read_index_bytes;
   plan.token_seconds = plan.machine.bandwidth > 0 ? double(plan.read_bytes) / double(plan.machine.bandwidth) : 0;
 }
@@ -171,6 +178,8 @@ Result<KvPlan> make_plan(const PlanModel& model, const Recipe& recipe, const Pla
   plan.recipe = recipe;
   plan.model = model;
   plan.machine = machine;
+  LONGKV_ASSIGN(std::unique_ptr<Keeper> keeper, make_keeper(recipe.keep, model.shape));
+  plan.keeper = std::move(keeper);
   const int64_t limit = model.trained_context > 0 ? std::min(model.trained_context, kMaxContext) : kMaxContext;
   plan.largest_context = largest_that_fits(plan, limit);
   plan.context = context > 0 ? context : std::max<int64_t>(1, plan.largest_context);

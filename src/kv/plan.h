@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
@@ -11,6 +12,8 @@
 #include "longkv/status.h"
 
 namespace longkv {
+
+class Keeper;
 
 struct PlanModel {
   KvShape shape;
@@ -35,12 +38,16 @@ struct KvPlan {
   int64_t context = 0;
   int64_t largest_context = 0;  // that fits, at most trained_context where it is known; 0: not even one token
 
+  std::shared_ptr<const Keeper> keeper;  // of the recipe's keep stage; null: every row stays
+
   // Bytes held at the end of a prompt of `context` tokens.
   int64_t k_bytes = 0;
   int64_t v_bytes = 0;
+  int64_t field_bytes = 0;  // positions, biases and counts of rows, where the recipe evicts or merges
   int64_t index_bytes = 0;
-  int64_t prompt_bytes = 0;  // held only while the prompt is read: hidden states, attention mass, unreleased rows
-  int64_t peak_bytes = 0;    // weights and scratch included
+  // Held only while the prompt is read: hidden states, attention mass, rows of one layer that do not stay.
+  int64_t prompt_bytes = 0;
+  int64_t peak_bytes = 0;  // weights and scratch included
 
   // Bytes read by one decoded token at that depth, and how many layers read how.
   int64_t read_rows_bytes = 0;
@@ -49,7 +56,7 @@ struct KvPlan {
   int dense_layers = 0;
   int choosing_layers = 0;
   int reusing_layers = 0;
-  int streaming_layers = 0;
+  int evicting_layers = 0;
   double token_seconds = 0;  // read_bytes over bandwidth; 0 = unknown
 
   bool fits() const { return peak_bytes <= machine.ram_bytes; }

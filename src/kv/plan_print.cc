@@ -35,6 +35,7 @@ std::string plan_text(const KvPlan& plan) {
   part("weights (mapped)", plan.model.weight_bytes);
   part("K", plan.k_bytes);
   part("V", plan.v_bytes);
+  if (plan.field_bytes > 0) part("positions and biases", plan.field_bytes);
   part("index", plan.index_bytes);
   part("while reading a prompt", plan.prompt_bytes);
   part("scratch", plan.model.scratch_bytes);
@@ -42,8 +43,8 @@ std::string plan_text(const KvPlan& plan) {
   part("weights", plan.model.weight_bytes_per_token);
   part("K and V rows", plan.read_rows_bytes);
   part("index", plan.read_index_bytes);
-  out += fmt::format("layers     {} dense, {} choosing, {} reusing a choice, {} streaming\n", plan.dense_layers,
-                     plan.choosing_layers, plan.reusing_layers, plan.streaming_layers);
+  out += fmt::format("layers     {} dense, {} choosing, {} reusing a choice, {} evicting\n", plan.dense_layers,
+                     plan.choosing_layers, plan.reusing_layers, plan.evicting_layers);
   if (plan.token_seconds > 0) {
     out += fmt::format("time       {:.2f} ms per token ({:.1f} tokens/s) at {:.1f} GB/s with {} threads\n",
                        1e3 * plan.token_seconds, 1.0 / plan.token_seconds, 1e-9 * double(plan.machine.bandwidth),
@@ -65,6 +66,7 @@ nlohmann::json plan_json(const KvPlan& plan) {
         {"weights", plan.model.weight_bytes},
         {"k", plan.k_bytes},
         {"v", plan.v_bytes},
+        {"fields", plan.field_bytes},
         {"index", plan.index_bytes},
         {"prompt", plan.prompt_bytes},
         {"scratch", plan.model.scratch_bytes}}},
@@ -77,7 +79,7 @@ nlohmann::json plan_json(const KvPlan& plan) {
        {{"dense", plan.dense_layers},
         {"choosing", plan.choosing_layers},
         {"reusing", plan.reusing_layers},
-        {"streaming", plan.streaming_layers}}},
+        {"evicting", plan.evicting_layers}}},
       {"bandwidth", plan.machine.bandwidth},
       {"threads", plan.machine.threads},
       {"token_seconds", plan.token_seconds},

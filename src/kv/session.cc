@@ -48,6 +48,12 @@ Status check_needs(const KeepNeeds& needs, const Recipe& recipe, bool rotates) {
                 "the same keep stage with select=all",
                 recipe.canonical());
   }
+  if (needs.every_chunk && recipe.index.kind == IndexKind::kDynamic) {
+    return fail(Code::kInvalidArgument,
+                "{}: representatives are chosen by attention over the whole prompt, of which this keep stage leaves "
+                "only merged rows; nearest legal: index=minmax",
+                recipe.canonical());
+  }
   const bool votes = recipe.index.kind == IndexKind::kDynamic || recipe.select.preselect > 0;
   if (votes && needs.mass_queries > 0 && needs.mass_queries != recipe.select.preselect_queries) {
     return fail(Code::kInvalidArgument,
@@ -171,15 +177,16 @@ Status KvSession::prefill(int layer, const float* q, const float* k, const float
   if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) {
     return fail(Code::kCancelled, "interrupted while reading the prompt");
   }
-  if (evicts(layer)) impl.collector->after_chunk(layer, prompt_end, args, impl.rotate, impl.pool);
-  return {};
+  if (!evicts(layer)) return {};
+  impl.collector->after_chunk(layer, keep_end(layer, prompt_end), args, impl.rotate, impl.pool);
+  return impl.keep_needs.every_chunk ? evict(layer, false) : Status();
 }
 
 // Asks the prompt's attention for the mass that keeper or selector want. The observation window may begin in an earlier
 // chunk, so mass is collected over chunks until finish_prefill.
 void KvSession::ask_attention(int layer, int64_t prompt_end, PrefillAttendArgs& args) {
   Impl& impl = *impl_;
-  if (evicts(layer)) impl.collector->before_chunk(layer, cache_.rows(layer).v, prompt_end, args);
+  if (evicts(layer)) impl.collector->before_chunk(layer, cache_.rows(layer).v, keep_end(layer, prompt_end), args);
   const int64_t mass_from = std::max<int64_t>(0, prompt_end - recipe_.select.preselect_queries);
   if (args.mass == nullptr && impl.selector->wants_mass(layer) && args.first_position + args.tokens > mass_from) {
     args.mass = impl.selector->mass(layer, prompt_end);
@@ -190,7 +197,7 @@ void KvSession::ask_attention(int layer, int64_t prompt_end, PrefillAttendArgs& 
 
 Status KvSession::finish_prefill(int layer) {
   Impl& impl = *impl_;
-  if (evicts(layer)) LONGKV_TRY(evict(layer));
+  if (evicts(layer)) LONGKV_TRY(evict(layer, true));
   load_views(layer);
   impl.selector->finish_prompt(layer, impl.views, impl.pool);
   impl.step = -1;

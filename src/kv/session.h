@@ -84,7 +84,8 @@ class KvSession {
   void load_views(int layer);
   bool evicts(int layer) const;
   void ask_attention(int layer, int64_t prompt_end, PrefillAttendArgs& args);
-  Status evict(int layer);
+  int64_t keep_end(int layer, int64_t prompt_end) const;
+  Status evict(int layer, bool last);
   void merge_rows(int layer, const KeepChoice& choice);
   void evict_one(int layer, const float* q, KeepStep when);
   bool choose_rows(int layer, const float* q);

@@ -1,5 +1,6 @@
 // The keep stage of a session: rows that leave for ever, at the end of a prompt and while decoding.
 #include <algorithm>
+#include <unordered_map>
 
 #include "base/error.h"
 #include "kv/session_impl.h"
@@ -9,7 +10,13 @@ namespace longkv {
 // Layers with a sliding window already hold little and count rows by position: eviction leaves them alone.
 bool KvSession::evicts(int layer) const { return impl_->keeper != nullptr && cache_.shape().window_of(layer) == 0; }
 
-Status KvSession::evict(int layer) {
+// Where the queries end that a keeper looks at, in the chunk just appended.
+int64_t KvSession::keep_end(int layer, int64_t prompt_end) const {
+  return impl_->keep_needs.every_chunk ? cache_.tokens(layer).v : prompt_end;
+}
+
+// last: the prompt is complete.
+Status KvSession::evict(int layer, bool last) {
   Impl& impl = *impl_;
   load_views(layer);
   KeepInput input;
@@ -29,31 +36,42 @@ Status KvSession::evict(int layer) {
   merge_rows(layer, choice);
   LONGKV_TRY(cache_.compact(layer, choice.rows, impl.pool));
   impl.keeper->moved(input, choice, cache_);
-  load_views(layer);
-  impl.selector->rebuild(layer, impl.views, choice.rows, input.mass, input.mass_stride, impl.pool);
+  if (last) {
+    load_views(layer);
+    impl.selector->rebuild(layer, impl.views, choice.rows, input.mass, input.mass_stride, impl.pool);
+  }
   impl.collector->drop(layer);
   return {};
 }
 
-// Before the rows move: kept rows take up those that are folded into them.
+// Before the rows move: kept rows take up those that are folded into them. What merges more than once stays in fp32 in
+// between, so that every row is rounded once.
 void KvSession::merge_rows(int layer, const KeepChoice& choice) {
   if (choice.merges.empty()) return;
   const KvShape& shape = cache_.shape();
+  const int64_t dk = shape.dim_k, dv = shape.dim_v;
   impl_->pool.run(shape.kv_heads, [&](int64_t h, int) {
     const int head = int(h);
-    std::vector<float> k(size_t(shape.dim_k) * 2), v(size_t(shape.dim_v) * 2);
+    std::unordered_map<int64_t, std::vector<float>> open;  // [dim_k + dim_v]
+    const auto row = [&](int64_t r) -> std::vector<float>& {
+      std::vector<float>& values = open[r];
+      if (values.empty()) {
+        values.resize(size_t(dk + dv));
+        cache_.read_row(layer, head, r, values.data(), values.data() + dk);
+      }
+      return values;
+    };
     for (const RowMerge& merge : choice.merges[size_t(h)]) {
-      cache_.read_row(layer, head, merge.into, k.data(), v.data());
-      cache_.read_row(layer, head, merge.from, k.data() + shape.dim_k, v.data() + shape.dim_v);
-      for (int c = 0; c < shape.dim_k; ++c) {
-        k[size_t(c)] = merge.k_share * k[size_t(c)] + (1.0f - merge.k_share) * k[size_t(shape.dim_k + c)];
+      const std::vector<float> from = row(merge.from);
+      std::vector<float>& into = row(merge.into);
+      for (int64_t c = 0; c < dk + dv; ++c) {
+        const float share = c < dk ? merge.k_share : merge.v_share;
+        into[size_t(c)] = share * into[size_t(c)] + (1.0f - share) * from[size_t(c)];
       }
-      for (int c = 0; c < shape.dim_v; ++c) {
-        v[size_t(c)] = merge.v_share * v[size_t(c)] + (1.0f - merge.v_share) * v[size_t(shape.dim_v + c)];
-      }
-      cache_.write_row(layer, head, merge.into, k.data(), v.data());
+      open.erase(merge.from);
       cache_.write_fields(layer, head, merge.into, merge.pos, merge.bias, merge.count);
     }
+    for (const auto& [r, values] : open) cache_.write_row(layer, head, r, values.data(), values.data() + dk);
   });
 }
 

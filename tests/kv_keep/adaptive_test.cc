@@ -14,8 +14,8 @@ std::unique_ptr<KvSession> open(const KvShape& s, const std::string& keep, Threa
 }
 
 // raw: the tokens before RoPE. Scores of the held rows of a KV head after the prompt [from, n).
-std::vector<double> expected_scores(const KvShape& s, const Tokens& raw, const Tokens& t, int64_t from, int64_t n, int h,
-                                    const Positions& held, const KeepSpec& spec) {
+std::vector<double> expected_scores(const KvShape& s, const Tokens& raw, const Tokens& t, int64_t from, int64_t n,
+                                    int h, const Positions& held, const KeepSpec& spec) {
   const int d = s.dim_k;
   const double scale = 1.0 / std::sqrt(double(d));
   std::vector<double> mean(held.size(), 0.0);
@@ -66,10 +66,10 @@ TEST(ExpectedAttention, KeepsWhatTheGaussianModelExpects) {
     Tokens raw(s, 150, 40 + uint64_t(group));
     for (size_t i = 0; i < raw.q.size(); ++i) raw.q[i] += (i % 16 < 5) ? 0.8f : 0.0f;  // a mean that matters
     const Tokens t = with_rope(s, raw);
-    for (const char* keep :
-         {"keep=expected_attention(budget=40,future=30)", "keep=expected_attention(budget=25,future=7,covariance=false)",
-          "keep=expected_attention(budget=25,future=9,value_norm=false,sink=0)",
-          "keep=expected_attention(keep_ratio=0.3,future=20,epsilon=0.01,sink=2,window=5)"}) {
+    for (const char* keep : {"keep=expected_attention(budget=40,future=30)",
+                             "keep=expected_attention(budget=25,future=7,covariance=false)",
+                             "keep=expected_attention(budget=25,future=9,value_norm=false,sink=0)",
+                             "keep=expected_attention(keep_ratio=0.3,future=20,epsilon=0.01,sink=2,window=5)"}) {
       const KeepSpec spec = parse_recipe(keep).value().keep;
       auto session = open(s, keep, pool);
       feed_prompt(*session, t, 0, 90, 40);
@@ -166,11 +166,12 @@ TEST(AdaKv, HeadsShareALayersBudget) {
   // Heads of different sharpness, so that shares differ.
   for (size_t i = 0; i < raw.k.size(); ++i) raw.k[i] *= 0.5f + float(i / 16 % 3);
   const Tokens t = with_rope(s, raw);
-  for (const char* keep : {"keep=adakv(budget=30,window=8)", "keep=adakv(budget=31,window=7,safeguard=0)",
-                           "keep=adakv(budget=30,window=8,safeguard=0.5,normalise=false,pool=avg,kernel=5)",
-                           "keep=adakv(budget=30,window=8,mode=min)", "keep=adakv(budget=30,window=4,mode=min,safeguard=0.5)",
-                           "keep=adakv(scorer=expected,budget=30,future=20)",
-                           "keep=adakv(scorer=expected,budget=29,future=20,mode=min)"}) {
+  for (const char* keep :
+       {"keep=adakv(budget=30,window=8)", "keep=adakv(budget=31,window=7,safeguard=0)",
+        "keep=adakv(budget=30,window=8,safeguard=0.5,normalise=false,pool=avg,kernel=5)",
+        "keep=adakv(budget=30,window=8,mode=min)", "keep=adakv(budget=30,window=4,mode=min,safeguard=0.5)",
+        "keep=adakv(scorer=expected,budget=30,future=20)",
+        "keep=adakv(scorer=expected,budget=29,future=20,mode=min)"}) {
     const KeepSpec spec = parse_recipe(keep).value().keep;
     auto session = open(s, keep, pool);
     const auto check = [&](std::vector<Positions>& held, int64_t from, int64_t n) {

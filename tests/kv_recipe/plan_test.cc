@@ -87,8 +87,30 @@ TEST(Plan, StepsHeadsPreselectionAndStreaming) {
   EXPECT_EQ(voted.read_index_bytes, every.read_index_bytes / 2);
   EXPECT_EQ(voted.prompt_bytes - every.prompt_bytes, 131072LL * 32 * 4);  // attention mass of one layer
   const KvPlan stream = planned(large_model(), "streaming", 131072);
-  EXPECT_EQ(stream.streaming_layers, 32);
+  EXPECT_EQ(stream.evicting_layers, 32);
   EXPECT_EQ(stream.read_rows_bytes, 32 * 2048LL * 8 * 512);
+}
+
+TEST(Plan, EvictionHoldsTheBudgetAndOneLayerAtThePeak) {
+  const int64_t n = 131072, row = 8 * 512;
+  const KvPlan full = planned(large_model(), "full", n);
+  const KvPlan p = planned(large_model(), "keydiff:budget=2K", n);
+  EXPECT_EQ(p.evicting_layers, 32);
+  EXPECT_EQ(p.k_bytes + p.v_bytes, 32 * 2048 * row);
+  EXPECT_EQ(p.field_bytes, 32 * 2048LL * 8 * 4);  // a position per row
+  EXPECT_EQ(p.read_rows_bytes, 32 * 2048 * row);
+  EXPECT_EQ(p.prompt_bytes - full.prompt_bytes, (n - 2048) * row);
+  const KvPlan voted = planned(large_model(), "snapkv:budget=2K", n);
+  EXPECT_EQ(voted.prompt_bytes - p.prompt_bytes, n * 32 * 4);  // attention mass of one layer
+  // Rows per layer differ, their sum does not.
+  const KvPlan pyramid = planned(large_model(), "pyramidkv:budget=2K", n);
+  EXPECT_EQ(pyramid.read_rows_bytes, voted.read_rows_bytes);
+  // Merging after every chunk never holds a whole layer.
+  const KvPlan merged = planned(large_model(), "normmass:budget=2K", n);
+  EXPECT_LT(merged.prompt_bytes - full.prompt_bytes, (p.prompt_bytes - full.prompt_bytes) / 8);
+  // An index over kept rows only.
+  const KvPlan both = planned(large_model(), "snapkv:budget=32K+quest", n);
+  EXPECT_LT(both.index_bytes, planned(large_model(), "quest", n).index_bytes / 3);
 }
 
 TEST(Plan, SlidingWindows) {

@@ -18,6 +18,9 @@ Result<std::unique_ptr<Keeper>> make_keeper(const KeepSpec& spec, const KvShape&
     case KeepKind::kH2o: return make_h2o(spec, shape);
     case KeepKind::kExpectedAttention: return make_expected_attention(spec, shape);
     case KeepKind::kAdakv: return make_adakv(spec, shape);
+    case KeepKind::kDuo: return make_duo(spec, shape);
+    case KeepKind::kNormmass:
+    case KeepKind::kKvslimmer: return make_merging(spec, shape);
     default: break;
   }
   return fail(Code::kInternal, "keep={} has no keeper", keep_kind_name(spec.kind));

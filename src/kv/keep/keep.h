@@ -1,8 +1,9 @@
 // Which rows stay in the cache for ever: eviction and merging, one method per file.
 //
 // A keeper acts on one layer at a time, when its part of a prompt is complete, so that the peak of a layer-major prompt
-// is the budget of all layers and the rows of one. Attention of the prompt itself always reads every row; what is
-// dropped is dropped after. Methods that also bound the growth while decoding evict one row per head and token.
+// is the budget of all layers and the rows of one. The prompt's own attention reads every row, and what is dropped is
+// dropped after; methods that act after every chunk are the exception. Methods that also bound the growth while
+// decoding evict one row per head and token.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +42,8 @@ struct KeepNeeds {
   bool rotate = false;           // KvRotate
   KvRowFields fields;
   KeepStep step = KeepStep::kNone;
-  bool ragged = false;  // heads of a layer may keep different numbers of rows
+  bool every_chunk = false;  // act after every chunk of a prompt, on its queries; later chunks read what is left
+  bool ragged = false;       // heads of a layer may keep different numbers of rows
 };
 
 // Queries handed over, RoPE applied, and what attention gave them.

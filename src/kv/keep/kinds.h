@@ -17,5 +17,9 @@ std::unique_ptr<Keeper> make_tova(const KeepSpec& spec, const KvShape& shape);
 std::unique_ptr<Keeper> make_h2o(const KeepSpec& spec, const KvShape& shape);
 std::unique_ptr<Keeper> make_expected_attention(const KeepSpec& spec, const KvShape& shape);
 std::unique_ptr<Keeper> make_adakv(const KeepSpec& spec, const KvShape& shape);
+// Errors: kIo, kInvalidArgument (a file of gates that does not fit the model).
+Result<std::unique_ptr<Keeper>> make_duo(const KeepSpec& spec, const KvShape& shape);
+// normmass and kvslimmer.
+std::unique_ptr<Keeper> make_merging(const KeepSpec& spec, const KvShape& shape);
 
 }  // namespace longkv

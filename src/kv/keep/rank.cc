@@ -55,6 +55,14 @@ int64_t worst_row(std::span<const float> scores, const int32_t* pos) {
   return worst;
 }
 
+int64_t oldest_row(const KvHeadView& head, int64_t from) {
+  int64_t oldest = -1;
+  for (int64_t r = 0; r < head.rows; ++r) {
+    if (head.pos[r] >= from && (oldest < 0 || head.pos[r] < head.pos[oldest])) oldest = r;
+  }
+  return oldest;
+}
+
 std::vector<char> newest_rows(const KvHeadView& head, int64_t n) { return by_position(head, n, true); }
 std::vector<char> oldest_rows(const KvHeadView& head, int64_t n) { return by_position(head, n, false); }
 

@@ -17,6 +17,9 @@ std::vector<int64_t> best_rows(std::span<const float> scores, const int32_t* pos
 // The row of least score; ties go to the older row.
 int64_t worst_row(std::span<const float> scores, const int32_t* pos);
 
+// The oldest row at position `from` or later; -1: none.
+int64_t oldest_row(const KvHeadView& head, int64_t from);
+
 // The n newest rows of a head (largest positions) as a mask over its rows.
 std::vector<char> newest_rows(const KvHeadView& head, int64_t n);
 // The n oldest.

@@ -22,15 +22,16 @@ enum class KeepKind {
   kFastgen,
   kKvzip,
   kNormmass,
+  kKvslimmer,
 };
 
 enum class KeepPool { kMax, kAvg };
-enum class KeepReduce { kMean, kMax, kSum };       // over the query heads of a KV head
-enum class KeepNormalise { kNone, kVisible };      // h2o: mass, or mass per query that could see the row
-enum class KeepScorer { kSnapkv, kExpected };      // adakv
-enum class KeepSafeguard { kMix, kMin };           // adakv: blend with equal budgets, or a guaranteed minimum
-enum class KeepKeyWeight { kNorm, kMass, kMean };  // normmass: share of a merged key
-enum class KeepBias { kEntropy, kCount };          // normmass: log-bias of a merged row
+enum class KeepReduce { kMean, kMax, kSum };                 // over the query heads of a KV head
+enum class KeepNormalise { kNone, kVisible };                // h2o: mass, or mass per query that could see the row
+enum class KeepScorer { kSnapkv, kExpected };                // adakv
+enum class KeepSafeguard { kMix, kMin };                     // adakv: blend with equal budgets, or a guaranteed minimum
+enum class KeepKeyWeight { kNorm, kMass, kMean, kSlimmer };  // normmass: share of a merged key
+enum class KeepBias { kEntropy, kCount };                    // normmass: log-bias of a merged row
 
 struct KeepSpec {
   KeepKind kind = KeepKind::kAll;
@@ -68,6 +69,7 @@ struct KeepSpec {
   std::string special;  // fastgen: token classes
 
   int64_t chunk = 2048;   // kvzip
+  double gamma = 0;       // normmass: newer links are merged more readily by exp(-place / gamma); 0: off
   int64_t max_count = 8;  // normmass
   KeepKeyWeight key_weight = KeepKeyWeight::kNorm;
   KeepBias merge_bias = KeepBias::kEntropy;

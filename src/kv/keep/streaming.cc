@@ -44,12 +44,7 @@ class StreamingKeeper : public Keeper {
     KvCache& cache = *input.cache;
     if (cache.rows(input.layer, 0).v <= spec_.sink + spec_.window) return;
     for (int h = 0; h < shape_.kv_heads; ++h) {
-      const KvHeadView head = cache.view(input.layer, h);
-      int64_t oldest = -1;
-      for (int64_t r = 0; r < head.rows; ++r) {
-        if (head.pos[r] >= spec_.sink && (oldest < 0 || head.pos[r] < head.pos[oldest])) oldest = r;
-      }
-      evict[size_t(h)] = oldest;
+      evict[size_t(h)] = oldest_row(cache.view(input.layer, h), spec_.sink);
     }
     turn_sinks(input.layer, cache.tokens(input.layer).v - spec_.sink - spec_.window, cache, input.rotate);
   }

@@ -9,13 +9,15 @@ namespace {
 
 // The methods that recipes can name.
 constexpr KeepKind kKinds[] = {
-    KeepKind::kAll,    KeepKind::kStreaming, KeepKind::kKnorm, KeepKind::kKeydiff,   KeepKind::kRandom,
-    KeepKind::kSnapkv, KeepKind::kTova,      KeepKind::kH2o,   KeepKind::kPyramidkv, KeepKind::kExpectedAttention,
-    KeepKind::kAdakv};
+    KeepKind::kAll,    KeepKind::kStreaming, KeepKind::kKnorm,    KeepKind::kKeydiff,   KeepKind::kRandom,
+    KeepKind::kSnapkv, KeepKind::kTova,      KeepKind::kH2o,      KeepKind::kPyramidkv, KeepKind::kExpectedAttention,
+    KeepKind::kAdakv,  KeepKind::kDuo,       KeepKind::kNormmass, KeepKind::kKvslimmer};
 
-constexpr const char* kBudgeted = " knorm keydiff random snapkv tova h2o pyramidkv expected_attention adakv ";
-constexpr const char* kWindowed = " knorm keydiff random snapkv pyramidkv expected_attention adakv ";
+constexpr const char* kBudgeted =
+    " knorm keydiff random snapkv tova h2o pyramidkv expected_attention adakv normmass kvslimmer ";
+constexpr const char* kWindowed = " knorm keydiff random snapkv pyramidkv expected_attention adakv normmass kvslimmer ";
 constexpr const char* kVoted = " snapkv pyramidkv adakv ";
+constexpr const char* kMerging = " normmass kvslimmer ";
 constexpr const char* kExpected = " expected_attention adakv ";
 
 // A budget in rows and one as a share exclude each other: giving one takes the other back.
@@ -53,11 +55,11 @@ const RecipeField kFields[] = {
     scorer_field(),
     budget_field(),
     ratio_field(),
-    LONGKV_COUNT_FIELD("sink", " streaming ", 0, kMaxRecipeRows, true, keep.sink),
+    LONGKV_COUNT_FIELD("sink", " streaming duo ", 0, kMaxRecipeRows, true, keep.sink),
     LONGKV_COUNT_FIELD("sink", kBudgeted, 0, kMaxRecipeRows, false, keep.sink),
-    LONGKV_COUNT_FIELD("window", " streaming ", 1, kMaxRecipeRows, true, keep.window),
-    LONGKV_COUNT_FIELD("window", " knorm keydiff random expected_attention adakv ", 0, kMaxRecipeRows, false,
-                       keep.window),
+    LONGKV_COUNT_FIELD("window", " streaming duo ", 1, kMaxRecipeRows, true, keep.window),
+    LONGKV_COUNT_FIELD("window", " knorm keydiff random expected_attention adakv normmass kvslimmer ", 0,
+                       kMaxRecipeRows, false, keep.window),
     LONGKV_COUNT_FIELD("window", " snapkv pyramidkv ", 1, 4096, false, keep.window),
     LONGKV_WORD_FIELD("positions", " streaming ", "absolute cache", false, keep.cache_positions),
     LONGKV_COUNT_FIELD("kernel", kVoted, 1, 1023, false, keep.kernel),
@@ -75,6 +77,12 @@ const RecipeField kFields[] = {
     LONGKV_REAL_FIELD("safeguard", " adakv ", 0, 1, false, keep.safeguard),
     LONGKV_WORD_FIELD("mode", " adakv ", "mix min", false, keep.safeguard_mode),
     LONGKV_WORD_FIELD("normalise", " adakv ", "false true", false, keep.normalise_heads),
+    LONGKV_TEXT_FIELD("gates", " duo ", true, keep.gates),
+    LONGKV_REAL_FIELD("ratio", " duo ", 0, 1, true, keep.streaming_share),
+    LONGKV_WORD_FIELD("key_weight", kMerging, "norm mass mean slimmer", false, keep.key_weight),
+    LONGKV_WORD_FIELD("bias", kMerging, "entropy count", false, keep.merge_bias),
+    LONGKV_REAL_FIELD("gamma", kMerging, 0, 1e9, false, keep.gamma),
+    LONGKV_COUNT_FIELD("max_count", kMerging, 0, 65535, false, keep.max_count),
 };
 
 const RecipePreset kPresets[] = {
@@ -87,6 +95,9 @@ const RecipePreset kPresets[] = {
     {"knorm", "keep=knorm"},
     {"adakv", "keep=adakv"},
     {"expected_attention", "keep=expected_attention"},
+    {"duo", "keep=duo"},
+    {"normmass", "keep=normmass"},
+    {"kvslimmer", "keep=kvslimmer"},
 };
 
 bool contains(const char* words, const char* word) {
@@ -127,10 +138,16 @@ Status validate(const Recipe& recipe) {
                 "keep=snapkv with this index and select",
                 name, name);
   }
-  if (keep.kind == KeepKind::kAdakv && !recipe.select.all) {
+  if (contains(" adakv duo ", name) && !recipe.select.all) {
     return fail(Code::kInvalidArgument,
-                "keep=adakv gives every head its own number of rows, an index needs them equal; nearest legal recipes: "
-                "keep=adakv alone, or keep=snapkv with this index and select");
+                "keep={} gives every head its own number of rows, an index needs them equal; nearest legal recipes: "
+                "keep={} alone, or keep=snapkv with this index and select",
+                name, name);
+  }
+  if (keep.kind == KeepKind::kDuo && keep.gates.empty()) {
+    return fail(Code::kInvalidArgument,
+                "keep=duo needs the gates of the model's heads: gates=FILE, as in duo:gates=full_attention_heads.tsv; "
+                "nearest legal without one: streaming");
   }
   if (keep.kind == KeepKind::kAdakv && keep.scorer == KeepScorer::kSnapkv && keep.window == 0) {
     return fail(Code::kInvalidArgument,

@@ -20,7 +20,6 @@ struct LaterWord {
 };
 constexpr LaterWord kLater[] = {
     {"fastgen", "streaming"},
-    {"duo", "streaming"},
     {"magicpig", "quest"},
     {"sparq", "quest"},
     {"twilight", "quest"},
@@ -31,7 +30,6 @@ constexpr LaterWord kLater[] = {
     {"fp8", "store=q8_0"},
     {"leank", "store=q8_0"},
     {"think", "store=q8_0"},
-    {"kvslimmer", "streaming"},
     {"asymkv", "streaming"},
     {"a_shape", "prefill=dense"},
     {"vertical_slash", "prefill=dense"},
