@@ -8,6 +8,9 @@ EMULATED=(base gguf golden kv_core kv_index kv_recipe ops prefill quant sample t
 # Tests of these names need more time than emulation or a sanitizer leaves: real models at length, and a bound on the
 # tokenizers' speed.
 SLOW='^Speed\.|LongNeedle|GoldenModel.*/(smollm2|needle_10m|gemma3_270m)|_NOT_BUILT$'
+# Comparisons of kernels with slow references, and their portable level: threads share their work in them as in the tests
+# of equal bits beside them, which the thread sanitizer keeps.
+NUMERIC='Double|EqualReference|EqualsReference|ChannelsAndHeads|EveryChunking|EveryTokenCount$|/base'
 
 # Adds PASSED FAILED SKIPPED.
 count() {
@@ -53,12 +56,12 @@ suite() {
   count "${counts[@]}"
 }
 
-# most DIRECTORY: its suite without the slow tests; says which were left out.
+# most DIRECTORY [REGEX]: its suite without the slow tests and without those that REGEX names; says how many it left out.
 most() {
-  local left
-  left=$(ctest --test-dir "$1" -N -R "$SLOW" | sed -n 's/^ *Test *#[0-9]*: *\([^ ]*\).*/\1/p' | grep -vc '_NOT_BUILT$' || true)
-  say "  left out: $left tests of real models and of speed, which need optimised code (part tests runs them)"
-  suite "$1" -E "$SLOW"
+  local left without=$SLOW${2:+|$2}
+  left=$(ctest --test-dir "$1" -N -R "$without" | sed -n 's/^ *Test *#[0-9]*: *\([^ ]*\).*/\1/p' | grep -vc '_NOT_BUILT$' || true)
+  say "  left out: $left tests that need optimised code (part tests runs them)"
+  suite "$1" -E "$without"
 }
 
 # programs DIRECTORY...: the test programs of those directories under tests/ that exist.
@@ -87,7 +90,7 @@ run_threads() {
   ! setarch -R true 2>/dev/null || RUNNER=(setarch -R)
   one "thread sanitizer build, configure" cmake --preset tsan &&
     one "thread sanitizer build" build build/tsan "${targets[@]}" || return 0
-  most build/tsan
+  most build/tsan "$NUMERIC"
 }
 
 fuzz_target() {
