@@ -1,13 +1,16 @@
 #include "kv/plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "base/checked.h"
 #include "base/error.h"
 #include "kv/keep/keep.h"
+#include "kv/select/budgets.h"
 #include "kv/select/coarse.h"
 #include "kv/select/layer_plan.h"
+#include "kv/tail/value_means.h"
 
 namespace longkv {
 
@@ -56,32 +59,63 @@ struct IndexCost {
 
 // Follows kv/select: flat scan within the bytes of the attention it serves, else a coarse scan and a refinement. `read`
 // is of a step that chooses.
-IndexCost index_cost(const KvShape& shape, const Recipe& recipe, int64_t n, int64_t capacity) {
+IndexCost index_cost(const KvShape& shape, const Recipe& recipe, int64_t n, int64_t budget, int64_t capacity) {
   const IndexSpec& spec = recipe.index;
   const SelectSpec& select = recipe.select;
   const int64_t row_bytes = kv_row_bytes(recipe.store.k, shape.dim_k) + kv_row_bytes(recipe.store.v, shape.dim_v);
   const int64_t attention_bytes = select.budget * row_bytes;
   const int64_t factor = choose_coarse_factor(spec, shape, capacity, attention_bytes);
-  const int64_t fine_block = summary_bytes(spec, shape.dim_k);
-  const int64_t blocks = ceil_div(n, spec.block);
+  const int64_t fine_block = summary_bytes(spec, shape);
+  const int64_t blocks = ceil_div(n, spec.kind == IndexKind::kClusters ? spec.cluster : spec.block);
+  int64_t wanted = std::max<int64_t>(1, (budget - select.sink - select.local) / spec.block);
+  if (select.mode == SelectMode::kTopP) {
+    wanted = ceil_div(select.candidates, spec.block);
+  } else if (select.refine != Refine::kNone) {
+    wanted *= select.over;
+  }
   IndexCost cost;
-  cost.held = blocks * fine_block;
+  cost.held = summary_bytes_held(spec, shape, n);
   cost.read = blocks * fine_block;
   if (factor > 1) {
     const int64_t n_coarse = ceil_div(blocks, factor);
-    const int64_t coarse_read = n_coarse * summary_bytes(coarse_spec(spec, factor), shape.dim_k);
+    const int64_t coarse_read = n_coarse * summary_bytes(coarse_spec(spec, factor), shape);
     cost.held += coarse_read;
-    const int64_t chosen = std::max<int64_t>(1, (select.budget - select.sink - select.local) / spec.block);
     const int64_t affordable = (attention_bytes - coarse_read) / std::max<int64_t>(1, fine_block);
-    const int64_t keep = ceil_div(std::max(kRefineBudgets * chosen, affordable), factor);
+    const int64_t keep = ceil_div(std::max(kRefineBudgets * wanted, affordable), factor);
     if (select.preselect == 0 && cost.read > attention_bytes && keep < n_coarse) {
       cost.read = coarse_read + keep * factor * fine_block;
     }
   }
   if (select.preselect > 0) cost.read = std::min(cost.read, select.preselect * fine_block);
+  if (select.mode == SelectMode::kSampled) cost.read *= shape.group_size;  // every query head draws
+  const int64_t refined = std::min(n, wanted * spec.block);
+  if (select.refine == Refine::kInt4) {
+    const int64_t token = summary_bytes(four_bit_spec(), shape);
+    cost.held += n * token;
+    cost.read += refined * token;
+  } else if (select.refine == Refine::kExact) {
+    cost.read += refined * kv_row_bytes(recipe.store.k, shape.dim_k);
+  }
+  if (recipe.tail.kind == TailKind::kMean) cost.held += n / ValueMeans::kStride * shape.dim_v * int64_t(sizeof(double));
+  if (recipe.tail.kind == TailKind::kClusters) {
+    cost.read += int64_t(recipe.tail.share * double(blocks)) * 4 * (shape.dim_k + shape.dim_v);
+  }
   cost.held *= shape.kv_heads;
   cost.read *= shape.kv_heads;
   return cost;
+}
+
+// Rows that a list of a layer reads beside those that the budget pays for: a sample of the others.
+int64_t sampled_rows(const Recipe& recipe, int64_t rows, int64_t attended) {
+  if (recipe.tail.kind != TailKind::kSample) return 0;
+  return int64_t(recipe.tail.rate * double(rows - attended));
+}
+
+// Of n rows, those that two or more of the hash tables draw for one query head, were keys spread evenly: at right
+// angles to the query.
+int64_t drawn_rows(const IndexSpec& spec, int64_t n) {
+  const double shared = std::pow(0.5, spec.hash_bits), tables = double(spec.tables);
+  return int64_t(double(n) * (1.0 - std::pow(1.0 - shared, tables - 1.0) * (tables * shared + 1.0 - shared)));
 }
 
 // Fills what depends on the context.
@@ -98,6 +132,7 @@ void measure(KvPlan& plan) {
 
   const std::vector<LayerPlan> layers = plan_layers(shape, recipe);
   const KeepNeeds needs = plan.keeper ? plan.keeper->needs() : KeepNeeds{};
+  const Budgets budgets(select);
   int64_t unreleased = 0;  // rows of one layer that its whole prompt holds until the layer ends
   for (size_t l = 0; l < layers.size(); ++l) {
     const LayerPlan& layer = layers[l];
@@ -116,15 +151,20 @@ void measure(KvPlan& plan) {
       case LayerRole::kChoose:
       case LayerRole::kReuse: {
         const bool chooses = layer.role == LayerRole::kChoose;
+        const int64_t budget = select.mode == SelectMode::kSampled ? select.sink + select.local
+                                                                   : budgets.most(layer.source, shape.kv_heads, rows);
         ++(chooses ? plan.choosing_layers : plan.reusing_layers);
         if (chooses) {
-          const IndexCost cost = index_cost(shape, recipe, evicts ? rows : n, n);
+          const IndexCost cost = index_cost(shape, recipe, evicts ? rows : n, budget, n);
           plan.index_bytes += cost.held;
-          if (rows > select.budget) plan.read_index_bytes += cost.read / select.token_step;
+          if (rows > budget) plan.read_index_bytes += cost.read / select.token_step;
         }
-        if (rows > select.budget) {
-          attended = select.budget;
+        if (rows > budget) {
+          attended = budget + sampled_rows(recipe, rows, budget);
           if (select.heads == SelectHeads::kPerQueryHead) readers = shape.group_size;
+          if (select.mode == SelectMode::kSampled) {
+            attended = budget + drawn_rows(recipe.index, rows - budget) * shape.group_size;
+          }
         }
         break;
       }
@@ -135,7 +175,8 @@ void measure(KvPlan& plan) {
   const int64_t hidden = n * plan.model.hidden_bytes_per_token;
   const int64_t limit = plan.model.hidden_bytes_limit;
   plan.prompt_bytes = (limit > 0 ? std::min(hidden, limit) : hidden) + unreleased * shape.kv_heads * (k_row + v_row);
-  const bool mass = plan.choosing_layers > 0 && (recipe.index.kind == IndexKind::kDynamic || select.preselect > 0);
+  const bool mass = plan.choosing_layers > 0 && (recipe.index.kind == IndexKind::kDynamic ||
+                                                 recipe.index.kind == IndexKind::kRepr || select.preselect > 0);
   if (mass || needs.mass_queries > 0) {
     const int64_t held = needs.every_chunk ? std::min(n, keep_budget(recipe.keep, n) + kUsualChunk) : n;
     plan.prompt_bytes += held * shape.kv_heads * shape.group_size * int64_t(sizeof(float));

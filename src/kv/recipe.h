@@ -16,44 +16,98 @@ namespace longkv {
 
 enum class IndexKind {
   kNone,
-  kMean,     // mean of the block's keys
-  kMax,      // per-channel maximum
-  kMinMax,   // Quest's box: per-channel minimum and maximum; the score is an upper bound of q.k
-  kFixed,    // `reps` evenly spaced keys of the block, kept apart
-  kDynamic,  // `reps` keys that received most attention mass from the last queries of the prompt
-  kBits,     // one sign bit per channel and token with a magnitude per 32 channels
+  kMean,      // mean of the block's keys
+  kMax,       // per-channel maximum
+  kMinMax,    // Quest's box: per-channel minimum and maximum; the score is an upper bound of q.k
+  kFixed,     // `reps` evenly spaced keys of the block, kept apart
+  kDynamic,   // `reps` keys that received most attention mass from the last queries of the prompt
+  kBits,      // `width` bits per channel and token with a magnitude per 8 nibbles
+  kMeanDev,   // mean and standard deviation: q.mean + deviation * |q|.dev
+  kCuboid,    // middle of the box and mean distance from it
+  kRepr,      // InfLLM: per query head the mean of the `reps` keys with most attention mass
+  kChannels,  // SparQ: keys by channel, of which the `channels` with the largest |q| are read
+  kLabels,    // Double Sparsity: 4-bit copy of `channels` channels chosen once
+  kLsh,       // MagicPIG: hash tables of tokens; for select=sampled
+  kClusters,  // RetroInfer: clusters of similar keys
 };
 const char* index_kind_name(IndexKind kind);
 std::optional<IndexKind> parse_index_kind(std::string_view name);
 
+enum class SelectMode {
+  kTopK,
+  kTopP,     // the smallest set with mass `p` of the estimated softmax
+  kSampled,  // what the index draws, weighted by one over the chance of being drawn
+};
 enum class SelectHeads { kPerKvHead, kShared, kPerQueryHead };
 enum class Aggregate { kSum, kMax, kSoftmaxSum };  // over the query heads that share a selection
+// What scores the tokens of the blocks that the index found best.
+enum class Refine { kNone, kExact, kInt4 };
 
 struct IndexSpec {
   IndexKind kind = IndexKind::kNone;
-  int64_t block = 16;     // rows per block
-  int reps = 1;           // representatives per block (fixed, dynamic)
-  bool rotate = true;     // bits: Hadamard rotation of keys and queries before the signs are taken
-  bool unbiased = false;  // bits: magnitudes that make the estimated products unbiased
-  bool pool_max = false;  // bits: a block scores as its best token, not as the log of its tokens' mass
-  int64_t coarse = 0;     // two-level: fine blocks per coarse block; 0 = chosen from the length, 1 = never
+  int64_t block = 16;      // rows per block
+  int reps = 1;            // representatives per block (fixed, dynamic, repr)
+  bool rotate = true;      // bits: Hadamard rotation of keys and queries before rounding
+  int width = 0;           // bits: log2 of the bits per channel: 0, 1, 2
+  bool unbiased = false;   // bits: magnitudes that make the estimated products of signs unbiased
+  bool pool_max = false;   // bits: a block scores as its best token, not as the log of its tokens' mass
+  bool eight = false;      // minmax, meandev, cuboid: 8-bit summaries
+  double deviation = 1.0;  // meandev: weight of the deviation
+  int channels = 32;       // channels, labels
+  std::string file{};      // labels: channels per layer and KV head; empty: chosen from the prompt
+  int hash_bits = 10;      // lsh: K, bits of a code
+  int tables = 150;        // lsh: L
+  int cluster = 16;        // clusters: tokens per cluster, on average
+  int64_t segment = 8192;  // clusters: tokens that are clustered together
+  int64_t coarse = 0;      // two-level: fine blocks per coarse block; 0 = chosen from the length, 1 = never
+  // Not part of a recipe; the selector says where an index stands.
+  int layer = 0;
+  int64_t skip_rows = 0;  // clusters: first rows that are attended anyway
+  int64_t keep_rows = 1;  // clusters: last rows
   bool operator==(const IndexSpec&) const = default;
 };
 
 struct SelectSpec {
-  bool all = true;        // full attention (within keep's rows)
+  bool all = true;  // full attention (within keep's rows)
+  SelectMode mode = SelectMode::kTopK;
   int64_t budget = 2048;  // rows attended per KV head and step: sinks, local window and open block included
+  double share = 0.0;     // ... at least this share of the context
+  std::string budgets{};  // ... or for each layer, and KV head: "2048,1024,512/256"; the last ones repeat
   int64_t sink = 16;      // first rows, always attended
   int64_t local = 64;     // last rows, always attended
   SelectHeads heads = SelectHeads::kPerKvHead;
   Aggregate aggregate = Aggregate::kSum;
+  Refine refine = Refine::kNone;
+  int over = 4;                     // refine: candidates, as a multiple of the rows that are chosen (top-k)
+  int64_t candidates = 8192;        // top-p: rows that the index hands on
+  double p = 0.85;                  // top-p: mass
   int dense_layers = 0;             // the first layers attend everything
+  std::string dense{};              // ... and these: "0,16,32"
   int layer_step = 1;               // select anew in every layer_step-th layer, reuse in between
   int token_step = 1;               // select anew every token_step-th decoded token
+  double drift = 0.0;               // ... or when the cosine of a query with the one chosen for falls below; 0 = off
   int64_t preselect = 0;            // SnapKV vote: candidate blocks kept as a mask, never an eviction; 0 = off
   int64_t preselect_queries = 128;  // observation window of the vote
   int64_t preselect_kernel = 7;     // pooling width over tokens
   bool operator==(const SelectSpec&) const = default;
+};
+
+// What stands in for rows that are not read.
+enum class TailKind {
+  kNone,
+  kMean,      // SparQ: the mean value, with the mass that the approximate scores leave it
+  kSample,    // vAttention: a uniform sample of the other rows, weighted by one over its rate
+  kClusters,  // RetroInfer: the next clusters by their centroids and sums of values
+};
+
+struct TailSpec {
+  TailKind kind = TailKind::kNone;
+  double rate = 0.02;     // sample: share of the other rows, at least
+  double epsilon = 0.05;  // sample: wanted relative error of numerator and denominator; 0: `rate` alone
+  double delta = 0.05;    // sample: allowed chance of a larger error
+  int64_t seed = 1;       // sample, and lsh
+  double share = 0.232;   // clusters: share of all clusters that is estimated
+  bool operator==(const TailSpec&) const = default;
 };
 
 // How rows are stored, K and V apart.
@@ -69,6 +123,7 @@ struct Recipe {
   KeepSpec keep;
   IndexSpec index;
   SelectSpec select;
+  TailSpec tail;
   StoreSpec store;
   // What a documented rule decided where the text left it open (a local window scaled to a small budget). To be
   // printed.

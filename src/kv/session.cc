@@ -173,6 +173,7 @@ Status KvSession::prefill(int layer, const float* q, const float* k, const float
   args.out = out;
   args.cancel = cancel;
   ask_attention(layer, prompt_end, args);
+  impl.selector->observe_queries(layer, q, n, first, prompt_end);
   impl.prefill_attention.run(args);
   if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) {
     return fail(Code::kCancelled, "interrupted while reading the prompt");
@@ -239,6 +240,9 @@ Status KvSession::decode(int layer, const float* q, const float* k, const float*
     attended.lse = impl.lse.data() + unit.first_query;
   }
   attend(impl.attend_units, impl.params, impl.attend_scratch, impl.pool);
+  if (sparse) {
+    impl.selector->merge_tail(layer, q, visible(layer, 0), impl.pool, impl.units, ranges, impl.lse.data(), out, stats_);
+  }
   stats_.seconds_attend += seconds_since(attend_start);
   count_rows(layer);
   if (impl.checking) check(layer, sparse, q, out);

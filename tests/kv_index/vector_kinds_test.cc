@@ -36,6 +36,20 @@ double brute_score(const IndexSpec& spec, const float* q, const Rows& rows) {
       score = 0;
       for (size_t c = 0; c < dim; ++c) score += std::max(q[c] * upper[c], q[c] * lower[c]);
       return score;
+    case IndexKind::kMeanDev:
+    case IndexKind::kCuboid:
+      score = 0;
+      for (size_t c = 0; c < dim; ++c) {
+        const bool cuboid = spec.kind == IndexKind::kCuboid;
+        const double centre = cuboid ? (upper[c] + lower[c]) / 2 : mean[c];
+        double width = 0;
+        for (const auto& r : rows) {
+          const double d = std::abs(r[c] - centre);
+          width += (cuboid ? d : d * d) / double(rows.size());
+        }
+        score += q[c] * centre + std::abs(q[c]) * (cuboid ? width : spec.deviation * std::sqrt(width));
+      }
+      return score;
     default:
       for (int i = 0; i < spec.reps; ++i) {
         const size_t r = size_t(i * spec.block / spec.reps);
@@ -62,6 +76,11 @@ std::vector<IndexSpec> vector_specs(int64_t block) {
   for (const IndexKind kind : {IndexKind::kMean, IndexKind::kMax, IndexKind::kMinMax}) {
     specs.push_back({.kind = kind, .block = block});
   }
+  for (const bool eight : {false, true}) {
+    specs.push_back({.kind = IndexKind::kMeanDev, .block = block, .eight = eight, .deviation = 1.5});
+    specs.push_back({.kind = IndexKind::kCuboid, .block = block, .eight = eight});
+  }
+  specs.push_back({.kind = IndexKind::kMinMax, .block = block, .eight = true});
   for (const int reps : {1, 2, 3}) {
     if (reps <= block) specs.push_back({.kind = IndexKind::kFixed, .block = block, .reps = reps});
   }
@@ -71,6 +90,9 @@ std::vector<IndexSpec> vector_specs(int64_t block) {
 // Keys of unit variance stay below 6, so a half's rounding error is below 6 * 2^-11 per channel, twice that for the
 // mean.
 constexpr double kHalfError = 6.0 * 0x1p-11 * 1.01;
+// In 8 bits a centre below 6 is off by half of 6 / 127, and a width, which then grows by as much and is rounded up to
+// the next 255th of at most 6.1, by twice that.
+constexpr double kByteError = 3 * 6.0 / 254;
 
 TEST(VectorKinds, MatchBruteForceForEveryGroupAndBlockSize) {
   for (const IsaLevel level : available_isa_levels()) {
@@ -92,7 +114,8 @@ TEST(VectorKinds, MatchBruteForceForEveryGroupAndBlockSize) {
             const Rows rows = block_rows(keys, block, b, n);
             for (int j = 0; j < group; ++j) {
               const double want = brute_score(spec, q.data() + j * dim, rows);
-              ASSERT_NEAR(scores[size_t(j * blocks + b)], want, kHalfError * norm1(q.data() + j * dim, dim))
+              const double error = (spec.eight ? kByteError : 2 * kHalfError) * norm1(q.data() + j * dim, dim);
+              ASSERT_NEAR(scores[size_t(j * blocks + b)], want, error)
                   << isa_name(level) << " kind " << int(spec.kind) << " block " << block << " b " << b << " head " << j;
             }
           }
@@ -167,13 +190,16 @@ TEST(MinMax, CheckVector) {
   EXPECT_NEAR(s[0], 2.9, 1e-3);
 }
 
-TEST(MinMax, BoundsEveryKeyInEveryStoredType) {
-  for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kBf16, KvType::kQ8_0, KvType::kQ4_0}) {
+TEST(MinMax, BoundsEveryKeyInEveryStoredTypeAndForm) {
+  const std::pair<KvType, bool> cases[] = {{KvType::kF32, false},  {KvType::kF16, false},  {KvType::kBf16, false},
+                                           {KvType::kQ8_0, false}, {KvType::kQ4_0, false}, {KvType::kF32, true},
+                                           {KvType::kQ8_0, true}};
+  for (const auto& [type, eight] : cases) {
     const int dim = 64;
     const int64_t n = 333;
     Keys keys(type, n, dim, 41);
     keys.set_row(77, std::vector<float>(size_t(dim), 60000.0f));
-    auto index = build_index({.kind = IndexKind::kMinMax, .block = 16}, index_shape(1, 4, dim), n);
+    auto index = build_index({.kind = IndexKind::kMinMax, .block = 16, .eight = eight}, index_shape(1, 4, dim), n);
     index->append(0, keys.view(n), 0, n);
     const auto q = normal_values(4 * dim, 8);
     const int64_t blocks = index->blocks(0);

@@ -34,12 +34,29 @@ TEST(Recipe, PresetsHaveThePublishedValues) {
   EXPECT_EQ(parsed("quest").canonical(),
             "store=f16 + index=minmax(block=16) + select=topk(budget=1024,sink=0,local=0,dense_layers=2)");
   EXPECT_EQ(parsed("infllm").canonical(),
-            "store=f16 + index=dynamic(block=128,reps=4) + select=topk(budget=6272,sink=128,local=4096,heads=shared)");
+            "store=f16 + index=repr(block=128,reps=4) + select=topk(budget=6272,sink=128,local=4096,heads=shared)");
   EXPECT_EQ(parsed("ktransformers").canonical(),
             "store=f16 + index=dynamic(block=128,reps=1) + select=topk(budget=16512,sink=128,local=4096,heads=shared)");
   EXPECT_EQ(parsed("ktransformers-preselect").canonical(),
             "store=f16 + index=dynamic(block=128,reps=1) + select=topk(budget=8320,sink=128,local=4096,heads=shared,"
             "dense_layers=2,preselect=32)");
+  EXPECT_EQ(parsed("onebit").canonical(),
+            "store=f16 + index=bits(block=16) + select=topk(budget=1024,sink=16,local=64,aggregate=softmax)");
+  EXPECT_EQ(parsed("sparq").canonical(),
+            "store=f16 + index=channels(channels=32) + select=topk(budget=1024,sink=0,local=256) + tail=mean");
+  EXPECT_EQ(parsed("double_sparsity").canonical(),
+            "store=f16 + index=labels(channels=16) + select=topk(budget=1024,sink=0,local=64)");
+  EXPECT_EQ(parsed("twilight").canonical(),
+            "store=f16 + index=minmax(block=16) + select=topp(budget=8192,sink=0,local=16,p=0.85,candidates=8192,"
+            "dense_layers=2)");
+  EXPECT_EQ(parsed("magicpig").canonical(),
+            "store=f16 + index=lsh(hash_bits=10,tables=150) + select=sampled(sink=4,local=64,dense=\"0,16,32,48,64\")");
+  EXPECT_EQ(parsed("retroinfer").canonical(),
+            "store=f16 + index=clusters(cluster=16,segment=8192) + select=topk(budget=1024,share=0.018,sink=4,local=64,"
+            "aggregate=softmax) + tail=clusters(share=0.232)");
+  EXPECT_EQ(parsed("vattention").canonical(),
+            "store=f16 + index=bits(block=1) + select=topk(budget=1024,sink=128,local=128,aggregate=softmax) + "
+            "tail=sample(rate=0.025,epsilon=0.05,delta=0.05)");
   EXPECT_EQ(parsed("q8").canonical(), "store=q8_0 + select=all");
   EXPECT_EQ(parsed("snapkv").canonical(), "keep=snapkv(budget=2048) + store=f16 + select=all");
   EXPECT_EQ(parsed("h2o").keep.keep_ratio, 0.2);
@@ -148,7 +165,8 @@ TEST(Recipe, MistakesAreNamedWithPositionAndHelp) {
   expect_refused("index=minmx", {"position 7", "did you mean 'minmax'?"});
   expect_refused("indx=minmax", {"unknown stage 'indx'", "did you mean 'index'?"});
   expect_refused("index(block=16)", {"needs a choice"});
-  expect_refused("index=minmax(reps=2)+select=topk", {"unknown parameter of index=minmax 'reps'", "block, coarse"});
+  expect_refused("index=minmax(reps=2)+select=topk",
+                 {"unknown parameter of index=minmax 'reps'", "block, summary, coarse"});
   expect_refused("select=all(budget=3)", {"select=all takes no parameters"});
   expect_refused("index=minmax(block=16", {"ends where ',' or ')' is expected"});
   expect_refused("quest + ", {"ends where a preset or a stage is expected"});
@@ -203,7 +221,7 @@ TEST(Recipe, CanonicalStringsParseBackEqual) {
   std::mt19937 random(11);
   const auto below = [&](int64_t n) { return int64_t(random() % uint64_t(n)); };
   int legal = 0;
-  for (int i = 0; i < 20000; ++i) {
+  for (int i = 0; i < 50000; ++i) {  // most break a rule
     Recipe r;
     for (const RecipeStageInfo& stage : recipe_stages()) {
       const std::string choice = stage.choices[size_t(below(int64_t(stage.choices.size())))];

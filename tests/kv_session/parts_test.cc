@@ -178,14 +178,14 @@ TEST(Coarse, IndexBytesStayBelowAttentionBytesAtOneMillion) {
           const IndexSpec spec{.kind = kind, .block = block, .reps = 2};
           const int64_t limit = 2048 * 4 * dim;  // f16 K and V of the budget
           const int64_t factor = choose_coarse_factor(spec, s, rows, limit);
-          const int64_t blocks = rows / block, flat = blocks * summary_bytes(spec, dim);
+          const int64_t blocks = rows / block, flat = blocks * summary_bytes(spec, s);
           if (factor == 1) {
             EXPECT_LE(flat, limit);
             continue;
           }
           EXPECT_GT(flat, limit);
-          const int64_t coarse = (blocks + factor - 1) / factor * summary_bytes(coarse_spec(spec, factor), dim);
-          const int64_t refine = kRefineBudgets * (2048 / block) * summary_bytes(spec, dim);
+          const int64_t coarse = (blocks + factor - 1) / factor * summary_bytes(coarse_spec(spec, factor), s);
+          const int64_t refine = kRefineBudgets * (2048 / block) * summary_bytes(spec, s);
           EXPECT_LE(coarse, limit / 2);
           EXPECT_LE(coarse + refine, limit) << int(kind) << " block " << block << " rows " << rows;
         }

@@ -1,12 +1,19 @@
-// One bit per channel and token (bits_layout.h), optionally after an orthonormal Hadamard rotation of keys and
-// queries, which spreads outlier channels and leaves every dot product as it was.
+// One, two or four bits per channel and token (bits_layout.h): of all channels, optionally after an orthonormal
+// Hadamard rotation of keys and queries, which spreads outlier channels and leaves every dot product as it was; or,
+// `labels`, of a few channels that a file names or the first prompt decides.
 //
 // Score of a block: sqrt(D) * ln(sum over its tokens of exp(s / sqrt(D))), in units of the dot product s; with queries
 // scaled by (softmax scale * sqrt(D)) that is the estimated log of the block's softmax mass. With pool=max it is the
 // largest s; with block = 1 it is s.
+//
+// Double Sparsity's channels (arXiv 2408.07092) are those with the largest mean |q| times mean |k|; |q| is taken from
+// the last queries of the first prompt and its group, 1 where none was seen. Rows are written once channels are known.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <fstream>
+#include <numeric>
+#include <sstream>
 
 #include "base/checked.h"
 #include "base/error.h"
@@ -26,8 +33,12 @@ class BitsIndex final : public BlockIndex {
   BitsIndex(const IndexSpec& spec, const KvShape& shape)
       : block_(spec.block),
         dim_(shape.dim_k),
-        groups_(bits_groups(shape.dim_k)),
-        rotate_(spec.rotate),
+        labels_(spec.kind == IndexKind::kLabels),
+        kept_(labels_ ? std::min<int64_t>(spec.channels, shape.dim_k) : shape.dim_k),
+        width_(labels_ ? 2 : spec.width),
+        bits_(kept_ << width_),
+        groups_(bits_groups(bits_)),
+        rotate_(spec.rotate && !labels_),
         unbiased_(spec.unbiased),
         pool_(spec.pool_max ? BitsPool::kMax : BitsPool::kMass),
         root_(std::sqrt(float(shape.dim_k))),
@@ -36,40 +47,73 @@ class BitsIndex final : public BlockIndex {
   Status reserve(int64_t capacity_rows) {
     head_tiles_ = ceil_div(capacity_rows, kBitsTile);
     const auto tiles = checked_mul(heads_.size(), uint64_t(head_tiles_));
-    const auto bytes = tiles ? checked_mul(*tiles, uint64_t(bits_tile_bytes(dim_))) : std::nullopt;
+    const auto bytes = tiles ? checked_mul(*tiles, uint64_t(bits_tile_bytes(bits_))) : std::nullopt;
     if (!bytes) return fail(Code::kInvalidArgument, "an index over {} rows exceeds the address space", capacity_rows);
     LONGKV_ASSIGN(tiles_, VirtualArray::reserve(*bytes));
     for (Head& head : heads_) {
       head.keys.resize(size_t(kDecodeRows * dim_));
-      head.padded.resize(size_t(groups_ * kBitsGroup));
+      head.padded.assign(size_t(padded_channels()), 0.0f);
+      if (labels_) head.query_size.assign(size_t(dim_), 0.0);
     }
     return {};
   }
 
+  // channels: [kv_heads][channels]
+  void set_channels(const std::vector<std::vector<int32_t>>& channels) {
+    for (size_t h = 0; h < heads_.size(); ++h) heads_[h].channels = channels[h];
+    given_ = true;
+  }
+
   void append(int kv_head, const KvHeadView& keys, int64_t begin, int64_t end) override {
     Head& head = heads_[size_t(kv_head)];
-    for (int64_t row = begin; row < end;) {
-      const int64_t stop = std::min(end, row + kDecodeRows);
-      decode_k_rows(keys, row, stop, head.keys.data());
-      for (const float* k = head.keys.data(); row < stop; ++row, k += dim_) {
-        std::copy(k, k + dim_, head.padded.data());
-        if (rotate_) hadamard_rows(head.padded.data(), dim_);
-        bits_write_token(head.padded.data(), dim_, unbiased_, tile(kv_head, row / kBitsTile), row % kBitsTile);
-      }
-    }
     head.rows = end;
+    if (!labels_ || !head.channels.empty()) write_rows(kv_head, keys, begin, end);
+  }
+
+  void observe_queries(int kv_head, const float* q, int n_q, int64_t n, int64_t stride) override {
+    Head& head = heads_[size_t(kv_head)];
+    if (!labels_ || !head.channels.empty()) return;
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t c = 0; c < n_q * dim_; ++c) head.query_size[size_t(c % dim_)] += std::abs(double(q[i * stride + c]));
+    }
+  }
+
+  void finish_prompt(int kv_head, const KvHeadView& keys) override {
+    Head& head = heads_[size_t(kv_head)];
+    if (!labels_ || !head.channels.empty() || head.rows == 0) return;
+    std::vector<double> size(size_t(dim_), 0.0);
+    for (int64_t row = 0; row < head.rows; row += kDecodeRows) {
+      const int64_t stop = std::min(head.rows, row + kDecodeRows);
+      decode_k_rows(keys, row, stop, head.keys.data());
+      for (int64_t i = 0; i < (stop - row) * dim_; ++i)
+        size[size_t(i % dim_)] += std::abs(double(head.keys[size_t(i)]));
+    }
+    const bool seen = *std::max_element(head.query_size.begin(), head.query_size.end()) > 0;
+    for (int64_t c = 0; seen && c < dim_; ++c) size[size_t(c)] *= head.query_size[size_t(c)];
+    std::vector<int32_t> order(static_cast<size_t>(dim_));
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int32_t a, int32_t b) { return size[size_t(a)] > size[size_t(b)]; });
+    order.resize(size_t(kept_));
+    std::sort(order.begin(), order.end());
+    head.channels = std::move(order);
+    write_rows(kv_head, keys, 0, head.rows);
   }
 
   void truncate(int kv_head, const KvHeadView&, int64_t rows) override {
     Head& head = heads_[size_t(kv_head)];
     if (rows >= head.rows) return;
     head.rows = rows;
-    if (rows % kBitsTile != 0) bits_clear_tokens(dim_, tile(kv_head, rows / kBitsTile), rows % kBitsTile);
+    if (rows == 0 && labels_ && !given_) {
+      head.channels.clear();
+      head.query_size.assign(size_t(dim_), 0.0);
+    }
+    if (rows % kBitsTile != 0) bits_clear_tokens(bits_, tile(kv_head, rows / kBitsTile), rows % kBitsTile);
   }
 
   void score(int kv_head, const float* q, int n_q, int64_t block_begin, int64_t block_end, float* scores,
              int64_t stride) const override {
-    const std::vector<BitsTables>& tables = prepare(q, n_q);
+    const std::vector<BitsTables>& tables = prepare(kv_head, q, n_q);
     const int64_t rows = heads_[size_t(kv_head)].rows;
     // Whole tiles that cover some whole blocks at a time, so that their scores stay in the first-level cache.
     const int64_t step = std::max<int64_t>(1, kTokensAtOnce / block_);
@@ -85,21 +129,51 @@ class BitsIndex final : public BlockIndex {
     }
   }
 
+  int64_t covered(int kv_head) const override {
+    const Head& head = heads_[size_t(kv_head)];
+    return labels_ && head.channels.empty() ? 0 : head.rows;
+  }
   int64_t blocks(int kv_head) const override { return ceil_div(heads_[size_t(kv_head)].rows, block_); }
-  int64_t bytes_scored(int64_t n) const override { return n * block_ * bits_token_bytes(dim_); }
+  int64_t bytes_scored(int64_t n) const override { return n * block_ * bits_token_bytes(bits_); }
   int64_t bytes_held() const override {
     int64_t tiles = 0;
     for (const Head& head : heads_) tiles += ceil_div(head.rows, kBitsTile);
-    return tiles * bits_tile_bytes(dim_);
+    return tiles * bits_tile_bytes(bits_);
   }
 
  private:
   static constexpr int64_t kTokensAtOnce = 1024;
   struct Head {
     int64_t rows = 0;
-    std::vector<float> keys;    // scratch: decoded rows
-    std::vector<float> padded;  // scratch: one rotated key
+    std::vector<float> keys;         // scratch: decoded rows
+    std::vector<float> padded;       // scratch: one rotated key
+    std::vector<int32_t> channels;   // labels; empty: not known yet
+    std::vector<double> query_size;  // labels: sums of |q| seen in the prompt
   };
+
+  int64_t padded_channels() const { return groups_ * (kBitsGroup >> width_); }
+
+  // x [dim] as it is rounded: rotated or cut to the kept channels. out: [padded_channels()], zero beyond.
+  void transform(const Head& head, const float* x, float* out) const {
+    if (labels_) {
+      for (int64_t c = 0; c < kept_; ++c) out[c] = x[head.channels[size_t(c)]];
+    } else {
+      std::copy(x, x + dim_, out);
+      if (rotate_) hadamard_rows(out, dim_);
+    }
+  }
+
+  void write_rows(int kv_head, const KvHeadView& keys, int64_t begin, int64_t end) {
+    Head& head = heads_[size_t(kv_head)];
+    for (int64_t row = begin; row < end;) {
+      const int64_t stop = std::min(end, row + kDecodeRows);
+      decode_k_rows(keys, row, stop, head.keys.data());
+      for (const float* k = head.keys.data(); row < stop; ++row, k += dim_) {
+        transform(head, k, head.padded.data());
+        bits_write_token(head.padded.data(), kept_, width_, unbiased_, tile(kv_head, row / kBitsTile), row % kBitsTile);
+      }
+    }
+  }
 
   // Blocks that are no multiple of a unit, by the scores of their tokens.
   void score_tokens(int kv_head, const std::vector<BitsTables>& tables, int n_q, RowRange rows, float* out,
@@ -153,39 +227,48 @@ class BitsIndex final : public BlockIndex {
 
   // Tables of the group's queries. Refining asks for many short ranges with the same queries, so a thread keeps the
   // last ones it made, together with what they were made from.
-  const std::vector<BitsTables>& prepare(const float* q, int n_q) const {
+  const std::vector<BitsTables>& prepare(int kv_head, const float* q, int n_q) const {
     struct Prepared {
       std::vector<float> q;
       int64_t dim = 0;
+      int width = 0;
       bool rotate = false;
+      std::vector<int32_t> channels;
       std::vector<float> rotated;
       std::vector<BitsTables> tables;
     };
-    thread_local Prepared last;
+    thread_local Prepared last[2];  // of a choice, and of the 4-bit keys that refine it
+    Prepared& mine = last[width_ == 2 ? 1 : 0];
+    const Head& head = heads_[size_t(kv_head)];
     const size_t n = size_t(n_q * dim_);
-    const bool same = last.q.size() == n && last.dim == dim_ && last.rotate == rotate_ &&
-                      std::memcmp(last.q.data(), q, n * sizeof(float)) == 0;
-    if (same) return last.tables;
-    last.q.assign(q, q + n);
-    last.dim = dim_;
-    last.rotate = rotate_;
-    last.rotated.assign(size_t(groups_ * kBitsGroup), 0.0f);
-    last.tables.resize(size_t(n_q * groups_));
+    const bool same = mine.q.size() == n && mine.dim == dim_ && mine.rotate == rotate_ && mine.width == width_ &&
+                      mine.channels == head.channels && std::memcmp(mine.q.data(), q, n * sizeof(float)) == 0;
+    if (same) return mine.tables;
+    mine.q.assign(q, q + n);
+    mine.dim = dim_;
+    mine.width = width_;
+    mine.rotate = rotate_;
+    mine.channels = head.channels;
+    mine.rotated.assign(size_t(padded_channels()), 0.0f);
+    mine.tables.resize(size_t(n_q * groups_));
     for (int j = 0; j < n_q; ++j) {
-      std::copy(q + j * dim_, q + (j + 1) * dim_, last.rotated.data());
-      if (rotate_) hadamard_rows(last.rotated.data(), dim_);
-      bits_tables(last.rotated.data(), groups_, last.tables.data() + j * groups_);
+      transform(head, q + j * dim_, mine.rotated.data());
+      bits_tables(mine.rotated.data(), groups_, width_, mine.tables.data() + j * groups_);
     }
-    return last.tables;
+    return mine.tables;
   }
 
   uint8_t* tile(int kv_head, int64_t t) {
-    return tiles_.data() + (int64_t(kv_head) * head_tiles_ + t) * bits_tile_bytes(dim_);
+    return tiles_.data() + (int64_t(kv_head) * head_tiles_ + t) * bits_tile_bytes(bits_);
   }
   const uint8_t* tile(int kv_head, int64_t t) const { return const_cast<BitsIndex*>(this)->tile(kv_head, t); }
 
   const int64_t block_;
   const int64_t dim_;
+  const bool labels_;
+  const int64_t kept_;  // channels that are rounded
+  const int width_;     // log2 of the bits per channel
+  const int64_t bits_;  // of a key
   const int64_t groups_;
   const bool rotate_;
   const bool unbiased_;
@@ -194,12 +277,58 @@ class BitsIndex final : public BlockIndex {
   std::vector<Head> heads_;
   VirtualArray tiles_;  // [kv_heads][tiles of the capacity]
   int64_t head_tiles_ = 0;
+  bool given_ = false;  // labels: channels come from a file
 };
+
+// Lines "layer head channel channel ...", # starts a comment; every KV head of the layer once.
+Result<std::vector<std::vector<int32_t>>> read_channels(const IndexSpec& spec, const KvShape& shape) {
+  std::ifstream in(spec.file);
+  if (!in) return fail(Code::kIo, "{}: cannot be read; expected lines 'layer head channel channel ...'", spec.file);
+  std::vector<std::vector<int32_t>> channels(size_t(shape.kv_heads));
+  std::string line;
+  for (int64_t number = 1; std::getline(in, line); ++number) {
+    std::istringstream words(line.substr(0, line.find('#')));
+    int64_t layer = 0, head = 0;
+    if (!(words >> layer)) continue;
+    if (!(words >> head) || head < 0 || head >= shape.kv_heads) {
+      return fail(Code::kInvalidArgument, "{}, line {}: expected a KV head from 0 to {} after the layer", spec.file,
+                  number, shape.kv_heads - 1);
+    }
+    if (layer != spec.layer) continue;
+    std::vector<int32_t>& own = channels[size_t(head)];
+    if (!own.empty()) {
+      return fail(Code::kInvalidArgument, "{}, line {}: layer {}, head {} is given twice", spec.file, number, layer,
+                  head);
+    }
+    for (int64_t c = 0; words >> c;) {
+      if (c < 0 || c >= shape.dim_k || std::find(own.begin(), own.end(), int32_t(c)) != own.end()) {
+        return fail(Code::kInvalidArgument, "{}, line {}: channel {} is out of range (0 to {}) or given twice",
+                    spec.file, number, c, shape.dim_k - 1);
+      }
+      own.push_back(int32_t(c));
+    }
+    if (!words.eof()) return fail(Code::kInvalidArgument, "{}, line {}: expected channel numbers", spec.file, number);
+  }
+  const size_t wanted = size_t(std::min(spec.channels, shape.dim_k));
+  for (int h = 0; h < shape.kv_heads; ++h) {
+    if (channels[size_t(h)].size() != wanted) {
+      return fail(Code::kInvalidArgument, "{}: layer {}, head {} has {} channels, the recipe wants {}; use channels={}",
+                  spec.file, spec.layer, h, channels[size_t(h)].size(), wanted,
+                  std::max<size_t>(1, channels[size_t(h)].size()));
+    }
+  }
+  return channels;
+}
 
 }  // namespace
 
 Result<std::unique_ptr<BlockIndex>> make_bits_index(const IndexSpec& spec, const KvShape& shape, int64_t capacity) {
-  return reserved(std::make_unique<BitsIndex>(spec, shape), capacity);
+  auto index = std::make_unique<BitsIndex>(spec, shape);
+  if (!spec.file.empty()) {
+    LONGKV_ASSIGN(const auto channels, read_channels(spec, shape));
+    index->set_channels(channels);
+  }
+  return reserved(std::move(index), capacity);
 }
 
 }  // namespace longkv

@@ -1,12 +1,13 @@
-// Layout of the one-bit key index: tiles of 64 tokens, channels padded to groups of 32.
+// Layout of the index of low-bit keys: tiles of 64 tokens, keys padded to groups of 32 bits: 32, 16 or 8 channels of 1,
+// 2 or 4 bits. `bits` below are those of a key, channels times bits per channel.
 //
-//   signs       [groups * 4][64] bytes; byte (g * 4 + i, t): channels 32 g + 8 i .. + 7 of token t, bit set = not
-//   negative
+//   codes       [groups * 4][64] bytes; byte (g * 4 + i, t): bits 32 g + 8 i .. + 7 of token t. One bit per channel:
+//   set = not negative; else a whole number c for the level c - 1.5 or c - 7.5
 //   magnitudes  [groups][64] f16, the 32 even tokens before the 32 odd ones (bits_magnitude_at): the order in which
 //   sums of byte pairs come out of a vector
 //
-// A key is approximated by magnitude * sign. Four channels are a nibble, which selects one of 16 partial sums of the
-// query; one byte shuffle serves a whole vector of tokens.
+// A key is approximated by magnitude * level, level 1 or -1 for one bit. A nibble of one, two or four channels selects
+// one of 16 partial sums of the query; one byte shuffle serves a whole vector of tokens.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +22,12 @@ constexpr int64_t kBitsGroup = 32;
 // Tokens whose scores one reduction takes together; blocks of a multiple are made of such units.
 constexpr int64_t kBitsUnit = 16;
 
-constexpr int64_t bits_groups(int64_t dim) { return ceil_div(dim, kBitsGroup); }
-constexpr int64_t bits_sign_bytes(int64_t dim) { return bits_groups(dim) * (kBitsGroup / 8); }
-constexpr int64_t bits_token_bytes(int64_t dim) {
-  return bits_sign_bytes(dim) + bits_groups(dim) * int64_t(sizeof(f16_t));
+constexpr int64_t bits_groups(int64_t bits) { return ceil_div(bits, kBitsGroup); }
+constexpr int64_t bits_code_bytes(int64_t bits) { return bits_groups(bits) * (kBitsGroup / 8); }
+constexpr int64_t bits_token_bytes(int64_t bits) {
+  return bits_code_bytes(bits) + bits_groups(bits) * int64_t(sizeof(f16_t));
 }
-constexpr int64_t bits_tile_bytes(int64_t dim) { return kBitsTile * bits_token_bytes(dim); }
+constexpr int64_t bits_tile_bytes(int64_t bits) { return kBitsTile * bits_token_bytes(bits); }
 constexpr int64_t bits_magnitude_at(int64_t t) { return t % 2 * (kBitsTile / 2) + t / 2; }
 
 // A query head's tables for one group: 8 nibbles x 16 sums as bytes. A byte is round(sum / step) + kBitsBias with
@@ -45,8 +46,8 @@ enum class BitsPool {
   kMax,   // the largest score
 };
 
-// Fills the tables of `groups` groups from a rotated and zero-padded query.
-void bits_tables(const float* q, int64_t groups, BitsTables* tables);
+// Fills the tables of `groups` groups from a rotated and zero-padded query. width: log2 of the bits per channel.
+void bits_tables(const float* q, int64_t groups, int width, BitsTables* tables);
 
 // scores[j * stride + t] ~ q_j . approximation of token t, for the 64 tokens of a tile. tables: [n_q][groups].
 // Sums are 16-bit numbers: beside the tables' error, each group is off by at most step * (largest magnitude of the
@@ -64,13 +65,13 @@ void bits_scan_units(const uint8_t* tile, int64_t tiles, int64_t groups, const B
 // Scores of the blocks that `count` >= 1 consecutive scores make up, the last one perhaps open; NaN if one of them is.
 void bits_block_scores(BitsPool pool, const float* scores, int64_t block, int64_t count, float root, float* out);
 
-// Writes the signs and magnitudes of a rotated key ([groups * 32], of which `dim` count) as token t of a tile; token
-// 0 clears the magnitudes of the others. Magnitudes: mean |key|, the closest approximation; `unbiased`: |key|^2 over
-// the sum of |key|, for which the expected estimate over random rotations is the dot product (RaBitQ, arXiv
-// 2405.12497).
-void bits_write_token(const float* key, int64_t dim, bool unbiased, uint8_t* tile, int64_t t);
+// Writes the codes and magnitudes of a rotated and zero-padded key of `dim` channels that count as token t of a tile;
+// token 0 clears the magnitudes of the others. Magnitudes are the closest for the codes (one bit: the mean of |key|);
+// `unbiased`, of one bit: |key|^2 over the sum of |key|, for which the expected estimate over random rotations is the
+// dot product (RaBitQ, arXiv 2405.12497).
+void bits_write_token(const float* key, int64_t dim, int width, bool unbiased, uint8_t* tile, int64_t t);
 // Clears the magnitudes of tokens [first, 64): what a tile's scores are rounded by depends on none that is gone.
-void bits_clear_tokens(int64_t dim, uint8_t* tile, int64_t first);
+void bits_clear_tokens(int64_t bits, uint8_t* tile, int64_t first);
 
 // In-place orthonormal Hadamard transform of each run of the largest power of two that divides dim.
 void hadamard_rows(float* x, int64_t dim);

@@ -12,7 +12,8 @@ Result<std::unique_ptr<BlockIndex>> make_index(const IndexSpec& spec, const KvSh
                 "least 1, coarse at least 0",
                 spec.block, spec.coarse, capacity_rows);
   }
-  const bool has_reps = spec.kind == IndexKind::kFixed || spec.kind == IndexKind::kDynamic;
+  const bool has_reps =
+      spec.kind == IndexKind::kFixed || spec.kind == IndexKind::kDynamic || spec.kind == IndexKind::kRepr;
   if (has_reps && (spec.reps < 1 || spec.reps > spec.block)) {
     return fail(Code::kInvalidArgument, "index: reps={} with block={}; use 1 to {} representatives", spec.reps,
                 spec.block, spec.block);
@@ -23,11 +24,19 @@ Result<std::unique_ptr<BlockIndex>> make_index(const IndexSpec& spec, const KvSh
     case IndexKind::kMinMax: return make_minmax_index(spec, shape, capacity_rows);
     case IndexKind::kFixed: return make_fixed_index(spec, shape, capacity_rows);
     case IndexKind::kDynamic: return make_dynamic_index(spec, shape, capacity_rows);
-    case IndexKind::kBits: return make_bits_index(spec, shape, capacity_rows);
+    case IndexKind::kBits:
+    case IndexKind::kLabels: return make_bits_index(spec, shape, capacity_rows);
+    case IndexKind::kMeanDev: return make_meandev_index(spec, shape, capacity_rows);
+    case IndexKind::kCuboid: return make_cuboid_index(spec, shape, capacity_rows);
+    case IndexKind::kRepr: return make_repr_index(spec, shape, capacity_rows);
+    case IndexKind::kChannels: return make_channels_index(spec, shape, capacity_rows);
+    case IndexKind::kLsh: return make_lsh_index(spec, shape, capacity_rows);
+    case IndexKind::kClusters: return make_cluster_index(spec, shape, capacity_rows);
     case IndexKind::kNone: break;
   }
   return fail(Code::kInvalidArgument,
-              "choosing blocks needs an index; use index=mean, max, minmax, fixed, dynamic or bits");
+              "choosing rows needs an index; use index=minmax, bits, mean, max, fixed, dynamic, meandev, cuboid, repr, "
+              "channels, labels, lsh or clusters");
 }
 
 }  // namespace longkv

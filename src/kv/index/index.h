@@ -24,6 +24,11 @@ class BlockIndex {
   // row stride `stride`. Kinds that do not use it ignore it.
   virtual void set_importance(int /*kv_head*/, const KvHeadView& /*keys*/, const float* /*mass*/, int64_t /*stride*/,
                               int64_t /*rows*/) {}
+  // Queries of prompt tokens: n rows of n_q heads of the group, [n_q][dim_k] at q + i * stride. For kinds that choose
+  // channels.
+  virtual void observe_queries(int /*kv_head*/, const float* /*q*/, int /*n_q*/, int64_t /*n*/, int64_t /*stride*/) {}
+  // The prompt is complete: kinds that need all of it index its rows now.
+  virtual void finish_prompt(int /*kv_head*/, const KvHeadView& /*keys*/) {}
   // Rows at and after `rows` are gone; the block that becomes open again is rebuilt from the cache.
   virtual void truncate(int kv_head, const KvHeadView& keys, int64_t rows) = 0;
 
@@ -33,6 +38,8 @@ class BlockIndex {
   virtual void score(int kv_head, const float* q, int n_q, int64_t block_begin, int64_t block_end, float* scores,
                      int64_t stride) const = 0;
 
+  // Rows from here on are not indexed yet and have to be attended.
+  virtual int64_t covered(int kv_head) const { return blocks(kv_head) > 0 ? int64_t{1} << 40 : 0; }
   // Blocks with at least one row.
   virtual int64_t blocks(int kv_head) const = 0;
   // Bytes that scoring n blocks of one KV head reads, and bytes held by the whole index.

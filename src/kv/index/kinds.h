@@ -13,6 +13,12 @@ Result<std::unique_ptr<BlockIndex>> make_minmax_index(const IndexSpec& spec, con
 Result<std::unique_ptr<BlockIndex>> make_fixed_index(const IndexSpec& spec, const KvShape& shape, int64_t capacity);
 Result<std::unique_ptr<BlockIndex>> make_dynamic_index(const IndexSpec& spec, const KvShape& shape, int64_t capacity);
 Result<std::unique_ptr<BlockIndex>> make_bits_index(const IndexSpec& spec, const KvShape& shape, int64_t capacity);
+Result<std::unique_ptr<BlockIndex>> make_meandev_index(const IndexSpec& spec, const KvShape& shape, int64_t capacity);
+Result<std::unique_ptr<BlockIndex>> make_cuboid_index(const IndexSpec& spec, const KvShape& shape, int64_t capacity);
+Result<std::unique_ptr<BlockIndex>> make_repr_index(const IndexSpec& spec, const KvShape& shape, int64_t capacity);
+Result<std::unique_ptr<BlockIndex>> make_channels_index(const IndexSpec& spec, const KvShape& shape, int64_t capacity);
+Result<std::unique_ptr<BlockIndex>> make_lsh_index(const IndexSpec& spec, const KvShape& shape, int64_t capacity);
+Result<std::unique_ptr<BlockIndex>> make_cluster_index(const IndexSpec& spec, const KvShape& shape, int64_t capacity);
 
 // Reserves storage for `capacity` rows and hands the index over.
 template <class Index>

@@ -23,17 +23,39 @@ HWY_INLINE V load_f16(const f16_t* p) {
   return hn::PromoteTo(d, hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(p)));
 }
 
-template <int kHeads>
-HWY_INLINE void dot(const f16_t* slot, int64_t dim, const float* q, V (&acc)[kHeads][kVecs]) {
+HWY_INLINE V load_i8(const int8_t* p) {
+  const D d;
+  const hn::Rebind<int8_t, D> d8;
+  const hn::Rebind<int32_t, D> d32;
+  return hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, p)));
+}
+
+HWY_INLINE V load_u8(const uint8_t* p) {
+  const D d;
+  const hn::Rebind<uint8_t, D> d8;
+  const hn::Rebind<int32_t, D> d32;
+  return hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, p)));
+}
+
+// acc += q . slot, or |q| . slot.
+template <int kHeads, bool kAbs = false, class Load>
+HWY_INLINE void dot_with(int64_t dim, const float* q, const Load& load, V (&acc)[kHeads][kVecs]) {
   const D d;
   for (int64_t c = 0; c < dim; ++c) {
     V k[kVecs];
-    for (int i = 0; i < kVecs; ++i) k[i] = load_f16(slot + c * kTileBlocks + i * kLanes);
+    for (int i = 0; i < kVecs; ++i) k[i] = load(c * kTileBlocks + i * kLanes);
     for (int j = 0; j < kHeads; ++j) {
-      const V qc = hn::Set(d, q[j * dim + c]);
+      V qc = hn::Set(d, q[j * dim + c]);
+      if (kAbs) qc = hn::Abs(qc);
       for (int i = 0; i < kVecs; ++i) acc[j][i] = hn::MulAdd(qc, k[i], acc[j][i]);
     }
   }
+}
+
+template <int kHeads, bool kAbs = false>
+HWY_INLINE void dot(const f16_t* slot, int64_t dim, const float* q, V (&acc)[kHeads][kVecs]) {
+  dot_with<kHeads, kAbs>(
+      dim, q, [slot](int64_t at) HWY_ATTR { return load_f16(slot + at); }, acc);
 }
 
 template <int kHeads>
@@ -67,6 +89,9 @@ void scan_heads(ScanRule rule, const f16_t* tile, int64_t tiles, int slots, int6
           }
         }
       }
+    } else if (rule == ScanRule::kCentre) {
+      dot<kHeads>(tile, dim, q, acc);
+      dot<kHeads, true>(tile + slot_size, dim, q, acc);
     } else {
       dot<kHeads>(tile, dim, q, acc);
       for (int s = 1; s < slots; ++s) {
@@ -84,8 +109,63 @@ void scan_heads(ScanRule rule, const f16_t* tile, int64_t tiles, int slots, int6
   }
 }
 
+template <int kHeads>
+void scan8_heads(const uint8_t* tile, int64_t tiles, int64_t dim, const float* q, float* scores, int64_t stride) {
+  const D d;
+  const int64_t slot_size = dim * kTileBlocks;
+  for (int64_t t = 0; t < tiles; ++t, tile += scan8_tile_bytes(dim), scores += kTileBlocks) {
+    V centre[kHeads][kVecs], width[kHeads][kVecs];
+    clear(centre);
+    const auto* centres = reinterpret_cast<const int8_t*>(tile);
+    dot_with<kHeads>(
+        dim, q, [centres](int64_t at) HWY_ATTR { return load_i8(centres + at); }, centre);
+    clear(width);
+    const uint8_t* widths = tile + slot_size;
+    dot_with<kHeads, true>(
+        dim, q, [widths](int64_t at) HWY_ATTR { return load_u8(widths + at); }, width);
+    const auto* scales = reinterpret_cast<const float*>(tile + 2 * slot_size);
+    for (int i = 0; i < kVecs; ++i) {
+      const V of_centre = hn::LoadU(d, scales + i * kLanes), of_width = hn::LoadU(d, scales + kTileBlocks + i * kLanes);
+      for (int j = 0; j < kHeads; ++j) {
+        const V score = hn::MulAdd(width[j][i], of_width, hn::Mul(centre[j][i], of_centre));
+        hn::StoreU(score, d, scores + j * stride + i * kLanes);
+      }
+    }
+  }
+}
+
+void Scan8Tiles(const uint8_t* first, int64_t tiles, int64_t dim, const float* q, int n_q, float* scores,
+                int64_t stride) {
+  for (int j = 0; j < n_q; j += kMaxHeads) {
+    const float* qj = q + j * dim;
+    float* out = scores + j * stride;
+    switch (n_q - j) {
+      case 1: scan8_heads<1>(first, tiles, dim, qj, out, stride); break;
+      case 2: scan8_heads<2>(first, tiles, dim, qj, out, stride); break;
+      case 3: scan8_heads<3>(first, tiles, dim, qj, out, stride); break;
+      default: scan8_heads<kMaxHeads>(first, tiles, dim, qj, out, stride);
+    }
+  }
+}
+
+// Query head j reads slot j alone.
+void scan_own(const f16_t* tile, int64_t tiles, int slots, int64_t dim, const float* q, int n_q, float* scores,
+              int64_t stride) {
+  const D d;
+  const int64_t slot_size = dim * kTileBlocks;
+  for (int64_t t = 0; t < tiles; ++t, tile += slots * slot_size, scores += kTileBlocks) {
+    for (int j = 0; j < n_q; ++j) {
+      V acc[1][kVecs];
+      clear(acc);
+      dot<1>(tile + j * slot_size, dim, q + j * dim, acc);
+      for (int i = 0; i < kVecs; ++i) hn::StoreU(acc[0][i], d, scores + j * stride + i * kLanes);
+    }
+  }
+}
+
 void ScanTiles(ScanRule rule, const f16_t* first, int64_t tiles, int slots, int64_t dim, const float* q, int n_q,
                float* scores, int64_t stride) {
+  if (rule == ScanRule::kOwn) return scan_own(first, tiles, slots, dim, q, n_q, scores, stride);
   for (int j = 0; j < n_q; j += kMaxHeads) {
     const float* qj = q + j * dim;
     float* out = scores + j * stride;
@@ -106,10 +186,16 @@ HWY_AFTER_NAMESPACE();
 namespace longkv {
 
 HWY_EXPORT(ScanTiles);
+HWY_EXPORT(Scan8Tiles);
 
 void scan_tiles(ScanRule rule, const f16_t* first, int64_t tiles, int slots, int64_t dim, const float* q, int n_q,
                 float* scores, int64_t stride) {
   HWY_DYNAMIC_DISPATCH(ScanTiles)(rule, first, tiles, slots, dim, q, n_q, scores, stride);
+}
+
+void scan8_tiles(const uint8_t* first, int64_t tiles, int64_t dim, const float* q, int n_q, float* scores,
+                 int64_t stride) {
+  HWY_DYNAMIC_DISPATCH(Scan8Tiles)(first, tiles, dim, q, n_q, scores, stride);
 }
 
 }  // namespace longkv

@@ -17,10 +17,18 @@ constexpr int64_t kTileBlocks = 16;
 enum class ScanRule {
   kMaxDot,  // max over slots of q.slot
   kBox,     // slot 0 upper, slot 1 lower bounds: sum over channels of max(q * upper, q * lower)
+  kCentre,  // slot 0 centre, slot 1 width: q.centre + |q|.width
+  kOwn,     // query head j: q.slot j
 };
 
 // q: [n_q][dim]; scores[j * stride + block], `tiles` whole tiles from `first`.
 void scan_tiles(ScanRule rule, const f16_t* first, int64_t tiles, int slots, int64_t dim, const float* q, int n_q,
                 float* scores, int64_t stride);
+
+// The same with kCentre and tiles of 8-bit numbers: [2][channel][kTileBlocks] bytes, centres signed and widths not,
+// then fp32 scales [2][kTileBlocks].
+constexpr int64_t scan8_tile_bytes(int64_t dim) { return 2 * kTileBlocks * (dim + int64_t(sizeof(float))); }
+void scan8_tiles(const uint8_t* first, int64_t tiles, int64_t dim, const float* q, int n_q, float* scores,
+                 int64_t stride);
 
 }  // namespace longkv

@@ -22,20 +22,33 @@ class VectorIndex : public BlockIndex {
   void score(int kv_head, const float* q, int n_q, int64_t block_begin, int64_t block_end, float* scores,
              int64_t stride) const override;
   int64_t blocks(int kv_head) const override;
-  int64_t bytes_scored(int64_t n) const override { return n * slots_ * dim_ * int64_t(sizeof(f16_t)); }
+  int64_t bytes_scored(int64_t n) const override { return n * tile_bytes() / kTileBlocks; }
   int64_t bytes_held() const override;
 
   Status reserve(int64_t capacity_rows);
 
  protected:
-  // Summaries of `slots` vectors; the state of an open block has `slots` fp32 vectors too.
-  VectorIndex(const KvShape& shape, int64_t block, int slots, ScanRule rule)
-      : block_(block), dim_(shape.dim_k), slots_(slots), rule_(rule), heads_(size_t(shape.kv_heads)) {}
+  // How a block's summary is stored: halves, or, for centres and widths, bytes with a scale per block and slot. kBound:
+  // widths grow by what rounding takes, so that q.centre + |q|.width stays a bound.
+  enum class Form { kHalf, kByte, kByteBound };
+
+  // Summaries of `slots` vectors; the state of an open block has `state_vectors` fp32 vectors (0: as many as slots).
+  VectorIndex(const KvShape& shape, int64_t block, int slots, ScanRule rule, int64_t state_vectors = 0,
+              Form form = Form::kHalf)
+      : block_(block),
+        dim_(shape.dim_k),
+        slots_(slots),
+        rule_(rule),
+        state_vectors_(state_vectors > 0 ? state_vectors : slots),
+        form_(form),
+        heads_(size_t(shape.kv_heads)) {}
 
   // Row r of its block joins the state ([slots][dim]); r = 0 starts it.
   virtual void add_row(float* state, const float* row, int64_t r) const = 0;
-  // The summary ([slots][dim]) of a block of `count` rows.
+  // The summary ([slots][dim]) of a block of `count` rows in halves.
   virtual void encode(const float* state, int64_t count, f16_t* summary) const = 0;
+  // Kinds that may be stored in bytes: the summary in fp32.
+  virtual void encode_exact(const float* /*state*/, int64_t /*count*/, float* /*summary*/) const {}
 
   void write_summary(int kv_head, int64_t block, const f16_t* summary);
   int64_t rows(int kv_head) const { return heads_[size_t(kv_head)].rows; }
@@ -49,13 +62,21 @@ class VectorIndex : public BlockIndex {
     int64_t rows = 0;
     std::vector<float> state;    // of the open block
     std::vector<f16_t> summary;  // scratch
+    std::vector<float> exact;    // scratch
     std::vector<float> keys;     // scratch: decoded rows
   };
-  int64_t tile_size() const { return slots_ * dim_ * kTileBlocks; }
-  f16_t* tile(int kv_head, int64_t t);
-  const f16_t* tile(int kv_head, int64_t t) const { return const_cast<VectorIndex*>(this)->tile(kv_head, t); }
+  int64_t tile_bytes() const {
+    return form_ == Form::kHalf ? slots_ * dim_ * kTileBlocks * int64_t(sizeof(f16_t)) : scan8_tile_bytes(dim_);
+  }
+  uint8_t* tile(int kv_head, int64_t t);
+  const uint8_t* tile(int kv_head, int64_t t) const { return const_cast<VectorIndex*>(this)->tile(kv_head, t); }
+  void write_open(int kv_head, int64_t block, int64_t count);
+  void write_bytes(int kv_head, int64_t block, const float* exact);
+  void scan(int kv_head, int64_t first, int64_t tiles, const float* q, int n_q, float* scores, int64_t stride) const;
 
   const ScanRule rule_;
+  const int64_t state_vectors_;
+  const Form form_;
   std::vector<Head> heads_;
   VirtualArray tiles_;  // [kv_heads][tiles of the capacity]; pages are paid for as blocks are written
   int64_t head_tiles_ = 0;

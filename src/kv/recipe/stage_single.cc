@@ -26,10 +26,6 @@ RecipeStageInfo mask_stage() {
   return single(RecipeStage::kMask, "mask", "none", [](const Recipe&) { return std::string("none"); });
 }
 
-RecipeStageInfo tail_stage() {
-  return single(RecipeStage::kTail, "tail", "none", [](const Recipe&) { return std::string("none"); });
-}
-
 RecipeStageInfo place_stage() {
   return single(RecipeStage::kPlace, "place", "cpu", [](const Recipe&) { return std::string("cpu"); });
 }

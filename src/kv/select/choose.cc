@@ -1,7 +1,9 @@
-// The decode step of the selector: score, aggregate, pick, and turn chosen blocks into rows.
+// The decode step of the selector: score, aggregate, pick, and turn what was picked into rows.
 #include <algorithm>
+#include <cmath>
 
 #include "base/checked.h"
+#include "base/log.h"
 #include "kv/select/aggregate.h"
 #include "kv/select/coarse.h"
 #include "kv/select/row_set.h"
@@ -15,10 +17,44 @@ namespace {
 // Blocks scored by one task: large enough to hide the hand-over, small enough to balance two heads over many threads.
 constexpr int64_t kTaskBlocks = 1024;
 
+bool has_nan(const float* s, int64_t n) {
+  int found = 0;
+  for (int64_t i = 0; i < n; ++i) found |= int(s[i] != s[i]);
+  return found != 0;
+}
+
 }  // namespace
 
-int64_t Selector::chosen_blocks(int64_t forced_rows) const {
-  return std::max<int64_t>(1, (select_.budget - forced_rows - (select_.token_step - 1)) / index_.block);
+// Whether every list of the layer may hold all visible rows.
+bool Selector::attends_all(int layer, RowRange visible) const {
+  const int64_t rows = count_of(visible);
+  switch (select_.mode) {
+    case SelectMode::kTopK:
+      for (int h = 0; h < shape_.kv_heads; ++h) {
+        if (budgets_.of(layer, h, rows) < rows) return false;
+      }
+      return true;
+    case SelectMode::kTopP: return select_.p >= 1.0;
+    case SelectMode::kSampled: break;
+  }
+  return rows <= select_.sink + select_.local;
+}
+
+// Whether a query has turned away from the one that the choice was made for.
+bool Selector::drifted(const LayerState& state, const float* q) const {
+  if (select_.drift <= 0.0) return false;
+  for (int j = 0; j < shape_.kv_heads * shape_.group_size; ++j) {
+    const float* now = q + int64_t(j) * shape_.dim_k;
+    const float* then = state.query.data() + int64_t(j) * shape_.dim_k;
+    double dot = 0, a = 0, b = 0;
+    for (int c = 0; c < shape_.dim_k; ++c) {
+      dot += double(now[c]) * then[c];
+      a += double(now[c]) * now[c];
+      b += double(then[c]) * then[c];
+    }
+    if (!(dot >= select_.drift * std::sqrt(a * b))) return true;  // NaN too
+  }
+  return false;
 }
 
 bool Selector::choose(int layer, const float* q, RowRange visible, int64_t step, ThreadPool& pool,
@@ -26,17 +62,14 @@ bool Selector::choose(int layer, const float* q, RowRange visible, int64_t step,
   const LayerPlan& plan = plans_[size_t(layer)];
   LayerState& state = states_[size_t(plan.source)];
   const int64_t rows = visible.end;
-  if (rows - visible.begin <= select_.budget) {
+  if (attends_all(plan.source, visible)) {
     if (plan.role == LayerRole::kChoose) state.valid = false;
     return false;
   }
   const RowRange sink{visible.begin, std::clamp(select_.sink, visible.begin, rows)};
-  if (plan.role == LayerRole::kChoose && (!state.valid || step % select_.token_step == 0)) {
-    const int64_t open = full_blocks(rows, index_.block) * index_.block;
-    state.tail = std::clamp(std::min(rows - std::max<int64_t>(select_.local, 1), open), sink.end, rows);
-    const RowRange blocks = blocks_of({sink.end, state.tail}, index_.block);
-    const int64_t k = chosen_blocks(sink.end - sink.begin + rows - state.tail);
-    select_blocks(state, q, blocks, k, pool, stats);
+  const bool due = !state.valid || step % select_.token_step == 0 || drifted(state, q);
+  if (plan.role == LayerRole::kChoose && due) {
+    make_choice(layer, state, q, visible, sink, pool, stats);
     state.valid = true;
     ++stats.selections;
   }
@@ -44,23 +77,60 @@ bool Selector::choose(int layer, const float* q, RowRange visible, int64_t step,
     const size_t owner = owners_.size() == 1 ? 0 : u;
     RowSetBuilder set(visible, ranges[u]);
     set.add({0, select_.sink});
-    for (const RowRange& b : state.chosen[owner]) set.add({b.begin * index_.block, b.end * index_.block});
+    for (const RowRange& r : state.chosen[owner]) set.add(r);
     set.add({state.tail, rows});
   }
   return true;
 }
 
-void Selector::select_blocks(LayerState& state, const float* q, RowRange blocks, int64_t k, ThreadPool& pool,
-                             KvStats& stats) {
+void Selector::make_choice(int layer, LayerState& state, const float* q, RowRange visible, RowRange sink,
+                           ThreadPool& pool, KvStats& stats) {
+  const int64_t rows = visible.end;
   for (size_t i = 0; i < query_.size(); ++i) query_[i] = q[i] * query_scale_;
-  const bool refined = refine_coarse(state, blocks, k, pool, stats);
+  if (select_.drift > 0.0) state.query.assign(q, q + query_.size());
+  int64_t open = full_blocks(rows, index_.block) * index_.block;
+  for (int h = 0; h < shape_.kv_heads; ++h) open = std::min(open, state.fine->covered(h));
+  state.tail = std::clamp(std::min(rows - std::max<int64_t>(select_.local, 1), open), sink.end, rows);
+  const int64_t forced = count_of(sink) + rows - state.tail + select_.token_step - 1;
+  for (Owner& owner : owners_) {
+    const int64_t budget = select_.heads == SelectHeads::kShared
+                               ? budgets_.most(layer, shape_.kv_heads, count_of(visible))
+                               : budgets_.of(layer, owner.mask, count_of(visible));
+    owner.rows = std::max<int64_t>(1, budget - forced);
+  }
+  if (select_.mode == SelectMode::kSampled) {
+    for (auto& chosen : state.chosen) chosen.clear();
+  } else if (index_.kind == IndexKind::kClusters) {
+    choose_clusters(state, pool, stats);
+  } else {
+    choose_blocks(state, q, blocks_of({sink.end, state.tail}, index_.block), visible, sink, pool, stats);
+  }
+}
+
+void Selector::choose_blocks(LayerState& state, const float* q, RowRange blocks, RowRange visible, RowRange sink,
+                             ThreadPool& pool, KvStats& stats) {
+  const bool refines = select_.refine != Refine::kNone;
+  for (Owner& owner : owners_) {
+    if (select_.mode == SelectMode::kTopP) {
+      owner.wanted = ceil_div(select_.candidates, index_.block);
+    } else {
+      owner.wanted =
+          refines ? ceil_div(owner.rows * select_.over, index_.block) : std::max<int64_t>(1, owner.rows / index_.block);
+    }
+  }
+  const bool refined = refine_coarse(state, blocks, pool, stats);
   if (!refined) list_candidates(state, blocks);
   score(*state.fine, refined ? owner_parts_ : group_parts_, pool, stats);
-  pick(k, pool);
+  pick(0, pool);
+  if (tail_.kind == TailKind::kMean) note_rest(state, visible, sink, stats);
+  rows_of_picked(refines ? picked_rows_ : state.chosen);
+  if (refines) refine_tokens(state, q, visible, sink, pool, stats);
+}
+
+// From places in the compact order of an owner's candidates back to rows, neighbours joined.
+void Selector::rows_of_picked(std::vector<std::vector<RowRange>>& rows) const {
   for (size_t o = 0; o < owners_.size(); ++o) {
-    // From places in the compact order back to block numbers, neighbours joined.
-    std::vector<RowRange>& chosen = state.chosen[o];
-    chosen.clear();
+    rows[o].clear();
     size_t range = 0;
     int64_t passed = 0;  // candidates in the ranges before `range`
     for (const int64_t p : owners_[o].picked) {
@@ -70,11 +140,7 @@ void Selector::select_blocks(LayerState& state, const float* q, RowRange blocks,
         ++range;
       }
       const int64_t b = candidates[range].begin + p - passed;
-      if (!chosen.empty() && chosen.back().end == b) {
-        ++chosen.back().end;
-      } else {
-        chosen.push_back({b, b + 1});
-      }
+      append_range(rows[o], {b * index_.block, (b + 1) * index_.block});
     }
   }
 }
@@ -93,14 +159,16 @@ void Selector::list_candidates(const LayerState& state, RowRange blocks) {
 
 // Scores coarse blocks and makes the fine blocks of the best ones the candidates. False when one level is enough: a
 // flat scan within the limit, a vote that already narrows the candidates, or more coarse blocks wanted than there are.
-bool Selector::refine_coarse(LayerState& state, RowRange blocks, int64_t k, ThreadPool& pool, KvStats& stats) {
+bool Selector::refine_coarse(LayerState& state, RowRange blocks, ThreadPool& pool, KvStats& stats) {
   if (!state.coarse) return false;
   if (state.fine->bytes_scored(count_of(blocks)) <= attention_bytes_ || state.votes[0].active()) return false;
   const RowRange coarse = blocks_of(blocks, coarse_factor_);
   const int64_t n_coarse = count_of(coarse);
   const int64_t left = attention_bytes_ - state.coarse->bytes_scored(n_coarse);
   const int64_t affordable = left / std::max<int64_t>(1, state.fine->bytes_scored(1));
-  const int64_t keep = ceil_div(std::max(kRefineBudgets * k, affordable), coarse_factor_);
+  int64_t most = 0;
+  for (const Owner& owner : owners_) most = std::max(most, owner.wanted);
+  const int64_t keep = ceil_div(std::max(kRefineBudgets * most, affordable), coarse_factor_);
   if (keep >= n_coarse) return false;
 
   for (Owner& owner : owners_) {
@@ -147,16 +215,37 @@ void Selector::score(const BlockIndex& index, std::span<const Part> parts, Threa
   });
 }
 
-void Selector::pick(int64_t k, ThreadPool& pool) {
+// The best candidates of every owner: `count` of them, or as many as it wants. tail=mean still needs the scores of
+// single heads afterwards.
+void Selector::pick(int64_t count, ThreadPool& pool) {
   float* scores = reinterpret_cast<float*>(scores_.data());
+  const bool keeps_scores = count == 0 && tail_.kind == TailKind::kMean;
   pool.run(int64_t(owners_.size()), [&](int64_t o, int) {
     Owner& owner = owners_[size_t(o)];
     float* own = scores + int64_t(owner.first_query) * score_stride_;
-    if (owner.n_q > 1) {
-      aggregate_scores(select_.aggregate, own, score_stride_, owner.n_q, owner.n_candidates, softmax_scale_, own);
+    for (int j = 0; j < owner.n_q && !owner.saw_nan; ++j) {
+      owner.saw_nan = has_nan(own + int64_t(j) * score_stride_, owner.n_candidates);
     }
-    top_k(own, owner.n_candidates, k, owner.keys, owner.picked);
+    float* total = own;
+    if (owner.n_q > 1) {
+      if (keeps_scores) {
+        owner.weights.resize(size_t(owner.n_candidates));
+        total = owner.weights.data();
+      }
+      const Aggregate kind = keeps_scores ? Aggregate::kSum : select_.aggregate;
+      aggregate_scores(kind, own, score_stride_, owner.n_q, owner.n_candidates, softmax_scale_, total);
+    }
+    const int64_t k = count > 0 ? count : owner.wanted;
+    top_k(total, owner.n_candidates, k, owner.keys, owner.picked);
   });
+  if (told_nan_) return;
+  for (const Owner& owner : owners_) {
+    if (!owner.saw_nan) continue;
+    told_nan_ = true;
+    (void)notice(
+        "the index has scores that are not numbers, since keys or queries are not finite; such rows are chosen last");
+    return;
+  }
 }
 
 }  // namespace longkv

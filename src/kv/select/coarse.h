@@ -19,10 +19,14 @@ constexpr int64_t kRefineBudgets = 4;
 int64_t choose_coarse_factor(const IndexSpec& spec, const KvShape& shape, int64_t capacity_rows,
                              int64_t attention_bytes);
 
-// Coarse blocks carry the same kind of summary; bits, whose scan reads every token, get boxes.
+// Coarse blocks carry the same kind of summary; kinds that read every token get boxes.
 IndexSpec coarse_spec(const IndexSpec& spec, int64_t factor);
 
-// Bytes that scoring one block of one KV head reads.
-int64_t summary_bytes(const IndexSpec& spec, int dim);
+// Bytes that scoring one block (a cluster, for clusters) of one KV head reads, about.
+int64_t summary_bytes(const IndexSpec& spec, const KvShape& shape);
+// Bytes that the index of one KV head holds for n rows, about.
+int64_t summary_bytes_held(const IndexSpec& spec, const KvShape& shape, int64_t rows);
+// 4-bit keys of refine=int4.
+IndexSpec four_bit_spec();
 
 }  // namespace longkv

@@ -5,18 +5,28 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "kv/index/clusters.h"
 #include "kv/layout.h"
 #include "kv/select/coarse.h"
 
 namespace longkv {
 
 Selector::Selector(const KvShape& shape, const Recipe& recipe, const AttendParams& params)
-    : shape_(shape), select_(recipe.select), index_(recipe.index), states_(size_t(shape.layers)) {
+    : shape_(shape),
+      select_(recipe.select),
+      index_(recipe.index),
+      tail_(recipe.tail),
+      types_(recipe.store.types()),
+      params_(params),
+      budgets_(recipe.select),
+      states_(size_t(shape.layers)) {
   const float root = std::sqrt(float(shape.dim_k));
   query_scale_ = params.scale * root;
   softmax_scale_ = 1.0f / root;
-  attention_bytes_ =
-      select_.budget * (kv_row_bytes(recipe.store.k, shape.dim_k) + kv_row_bytes(recipe.store.v, shape.dim_v));
+  row_bytes_ = kv_row_bytes(recipe.store.k, shape.dim_k) + kv_row_bytes(recipe.store.v, shape.dim_v);
+  attention_bytes_ = select_.budget * row_bytes_;
+  index_.skip_rows = select_.sink;
+  index_.keep_rows = std::max<int64_t>(1, select_.local);
 
   const int group = shape.group_size, heads = shape.kv_heads * group;
   for (int h = 0; h < shape.kv_heads; ++h) {
@@ -42,6 +52,13 @@ Selector::Selector(const KvShape& shape, const Recipe& recipe, const AttendParam
       break;
   }
   query_.resize(size_t(heads) * size_t(shape.dim_k));
+  picked_rows_.resize(owners_.size());
+}
+
+Selector::~Selector() = default;
+
+const ClusterIndex* Selector::clusters(const LayerState& state) const {
+  return index_.kind == IndexKind::kClusters ? static_cast<const ClusterIndex*>(state.fine.get()) : nullptr;
 }
 
 Result<std::unique_ptr<Selector>> Selector::create(const KvShape& shape, const Recipe& recipe,
@@ -60,12 +77,19 @@ Status Selector::build_indexes(std::span<const LayerPlan> plans, RowCapacity cap
   for (size_t l = 0; l < plans.size(); ++l) {
     if (plans[l].role != LayerRole::kChoose) continue;
     LayerState& state = states_[l];
-    LONGKV_ASSIGN(state.fine, make_index(index_, shape_, capacity.v));
+    IndexSpec spec = index_;
+    spec.layer = int(l);
+    LONGKV_ASSIGN(state.fine, make_index(spec, shape_, capacity.v));
     if (coarse_factor_ > 1) {
       LONGKV_ASSIGN(state.coarse, make_index(coarse_spec(index_, coarse_factor_), shape_, capacity.v));
     }
+    if (select_.refine == Refine::kInt4) {
+      LONGKV_ASSIGN(state.four, make_index(four_bit_spec(), shape_, capacity.v));
+    }
+    if (tail_.kind == TailKind::kMean) state.means = std::make_unique<ValueMeans>(shape_);
     state.votes.resize(select_.heads == SelectHeads::kShared ? 1 : size_t(shape_.kv_heads));
     state.chosen.resize(owners_.size());
+    state.estimated.resize(owners_.size());
   }
   score_stride_ = blocks_for(capacity.v, index_.block);
   const auto bytes = checked_mul(uint64_t(shape_.kv_heads) * uint64_t(shape_.group_size), uint64_t(score_stride_) * 4);
@@ -76,13 +100,30 @@ Status Selector::build_indexes(std::span<const LayerPlan> plans, RowCapacity cap
 
 void Selector::append(int layer, std::span<const KvHeadView> views, int64_t begin, int64_t end, ThreadPool& pool) {
   LayerState& state = states_[size_t(layer)];
+  state.views.assign(views.begin(), views.end());
   if (!state.fine) return;
-  const int levels = state.coarse ? 2 : 1;
-  pool.run(int64_t(views.size()) * levels, [&](int64_t task, int) {
-    const int h = int(task) / levels;
-    BlockIndex& index = task % levels == 0 ? *state.fine : *state.coarse;
-    index.append(h, views[size_t(h)], begin, end);
+  constexpr int kParts = 4;
+  pool.run(int64_t(views.size()) * kParts, [&](int64_t task, int) {
+    const int h = int(task) / kParts;
+    const KvHeadView& view = views[size_t(h)];
+    switch (task % kParts) {
+      case 0: return state.fine->append(h, view, begin, end);
+      case 1: return state.coarse ? state.coarse->append(h, view, begin, end) : void();
+      case 2: return state.four ? state.four->append(h, view, begin, end) : void();
+      default: return state.means ? state.means->append(h, view, begin, end) : void();
+    }
   });
+}
+
+void Selector::observe_queries(int layer, const float* q, int64_t n, int64_t first, int64_t prompt_end) {
+  LayerState& state = states_[size_t(layer)];
+  if (!state.fine || index_.kind != IndexKind::kLabels) return;
+  const int64_t width = int64_t(shape_.kv_heads) * shape_.group_size * shape_.dim_k;
+  const int64_t skip = std::clamp<int64_t>(prompt_end - select_.preselect_queries - first, 0, n);
+  for (int h = 0; h < shape_.kv_heads; ++h) {
+    state.fine->observe_queries(h, q + skip * width + int64_t(h) * shape_.group_size * shape_.dim_k, shape_.group_size,
+                                n - skip, width);
+  }
 }
 
 void Selector::truncate(int layer, std::span<const KvHeadView> views, int64_t rows) {
@@ -92,6 +133,8 @@ void Selector::truncate(int layer, std::span<const KvHeadView> views, int64_t ro
   for (int h = 0; h < int(views.size()); ++h) {
     state.fine->truncate(h, views[size_t(h)], rows);
     if (state.coarse) state.coarse->truncate(h, views[size_t(h)], rows);
+    if (state.four) state.four->truncate(h, views[size_t(h)], rows);
+    if (state.means) state.means->truncate(h, views[size_t(h)], rows);
   }
   for (VoteMask& vote : state.votes) truncate_vote(vote, full_blocks(rows, index_.block));
   if (!state.mass.empty()) free_mass_.push_back(std::move(state.mass));
@@ -118,12 +161,15 @@ void Selector::rebuild(int layer, std::span<const KvHeadView> views, std::span<c
   for (int h = 0; h < int(views.size()); ++h) {
     state.fine->truncate(h, views[size_t(h)], 0);
     if (state.coarse) state.coarse->truncate(h, views[size_t(h)], 0);
+    if (state.four) state.four->truncate(h, views[size_t(h)], 0);
+    if (state.means) state.means->truncate(h, views[size_t(h)], 0);
   }
   append(layer, views, 0, views[0].rows, pool);
 }
 
 bool Selector::wants_mass(int layer) const {
-  return states_[size_t(layer)].fine != nullptr && (index_.kind == IndexKind::kDynamic || select_.preselect > 0);
+  return states_[size_t(layer)].fine != nullptr &&
+         (index_.kind == IndexKind::kDynamic || index_.kind == IndexKind::kRepr || select_.preselect > 0);
 }
 
 float* Selector::mass(int layer, int64_t stride) {
@@ -142,6 +188,9 @@ float* Selector::mass(int layer, int64_t stride) {
 void Selector::finish_prompt(int layer, std::span<const KvHeadView> views, ThreadPool& pool) {
   LayerState& state = states_[size_t(layer)];
   state.valid = false;
+  state.views.assign(views.begin(), views.end());
+  if (state.fine)
+    pool.run(int64_t(views.size()), [&](int64_t h, int) { state.fine->finish_prompt(int(h), views[size_t(h)]); });
   if (state.mass.empty()) return;
   const int64_t stride = state.mass_stride, rows = std::min(stride, views[0].rows);
   const int group = shape_.group_size;
@@ -166,6 +215,8 @@ int64_t Selector::index_bytes_held() const {
   for (const LayerState& state : states_) {
     if (state.fine) bytes += state.fine->bytes_held();
     if (state.coarse) bytes += state.coarse->bytes_held();
+    if (state.four) bytes += state.four->bytes_held();
+    if (state.means) bytes += state.means->bytes_held();
   }
   return bytes;
 }
