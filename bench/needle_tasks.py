@@ -114,6 +114,7 @@ def main():
     parser.add_argument("--threads", type=int, default=2, help="of one run")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--check", action="store_true", help="also measure the captured attention mass")
+    parser.add_argument("--write", metavar="DIR", help="only write the prompts to DIR, for recipes_bench")
     options = parser.parse_args()
 
     jobs = []
@@ -122,6 +123,14 @@ def main():
             for index in range(options.samples):
                 prompt = TASKS[task](random.Random(f"{options.seed}/{task}/{length}/{index}"), length)
                 jobs += [(length, task, recipe, prompt) for recipe in options.kv]
+    if options.write:
+        os.makedirs(options.write, exist_ok=True)
+        seen = {}
+        for length, task, _, prompt in jobs[::len(options.kv)]:
+            index = seen[(length, task)] = seen.get((length, task), -1) + 1
+            for part, text in zip(("document", "question", "answer"), prompt):
+                pathlib.Path(options.write, f"{index}-{task}-{length}.{part}").write_text(text, encoding="utf-8")
+        return
     results = {}
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         futures = [(j, pool.submit(answer, options, j[2], *j[3])) for j in jobs]
