@@ -13,6 +13,7 @@
 #include "model_label.h"
 #include "output.h"
 #include "planning.h"
+#include "recipe_list.h"
 
 namespace longkv::cli {
 
@@ -79,35 +80,6 @@ Result<std::vector<int64_t>> parse_list(const std::string& text, const std::stri
     }
   }
   return values;
-}
-
-// "full,quest:block=16,budget=1024": a comma starts a new recipe unless a key=value pair follows or parentheses are
-// open.
-std::vector<std::string> split_recipes(const std::string& text) {
-  std::vector<std::string> recipes;
-  std::string piece;
-  int depth = 0;
-  auto flush = [&] {
-    const size_t equals = piece.find('='), other = piece.find_first_of(":(+ ");
-    const bool continues =
-        !recipes.empty() && equals != std::string::npos && (other == std::string::npos || equals < other);
-    if (continues) {
-      recipes.back() += "," + piece;
-    } else {
-      recipes.push_back(piece);
-    }
-    piece.clear();
-  };
-  for (char c : text) {
-    depth += c == '(' ? 1 : c == ')' ? -1 : 0;
-    if (c == ',' && depth == 0) {
-      flush();
-    } else {
-      piece += c;
-    }
-  }
-  flush();
-  return recipes;
 }
 
 Result<std::vector<BenchTest>> tests_of(const BenchOptions& o) {

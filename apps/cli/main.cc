@@ -38,6 +38,7 @@ int main(int argc, char** argv) {
   longkv::cli::add_run(app, exit_code);
   longkv::cli::add_chat(app, exit_code);
   longkv::cli::add_bench(app, exit_code);
+  longkv::cli::add_eval_kv(app, exit_code);
   longkv::cli::add_ppl(app, exit_code);
   longkv::cli::add_plan(app, exit_code);
   longkv::cli::add_inspect(app, exit_code);

@@ -39,11 +39,21 @@ KvRotate rotation(const LoadedModel& model, int64_t context) {
 
 bool cancelled(const std::atomic<bool>* cancel) { return cancel != nullptr && cancel->load(std::memory_order_relaxed); }
 
+Result<std::unique_ptr<KvSession>> create_kv(const LoadedModel& model, const Recipe& recipe, int64_t context,
+                                             ThreadPool& pool, std::unique_ptr<Keeper> keeper) {
+  const ModelConfig& c = model.config();
+  return KvSession::create(c.kv_shape(), recipe, RowCapacity{context}, AttendParams{c.attn_scale, c.attn_softcap}, pool,
+                           KvSessionExtras{rotation(model, context), std::move(keeper)});
+}
+
 }  // namespace
 
 Session::Session(std::shared_ptr<const LoadedModel> model, const SessionOptions& options, std::unique_ptr<KvSession> kv,
                  ThreadPool& pool)
-    : options_(options), kv_(std::move(kv)), graph_(std::move(model), options.context, options.products, pool) {
+    : options_(options),
+      pool_(pool),
+      kv_(std::move(kv)),
+      graph_(std::move(model), options.context, options.products, pool) {
   logits_.resize(size_t(graph_.model().config().vocab));
 }
 
@@ -52,12 +62,13 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const LoadedMod
   if (options.context < 1)
     return fail(Code::kInvalidArgument, "context of {} tokens; at least 1 is needed", options.context);
   if (options.chunk < 1) return fail(Code::kInvalidArgument, "chunk of {} tokens; at least 1 is needed", options.chunk);
-  const ModelConfig& c = model->config();
-  LONGKV_ASSIGN(auto kv, KvSession::create(c.kv_shape(), options.recipe, RowCapacity{options.context},
-                                           AttendParams{c.attn_scale, c.attn_softcap}, pool,
-                                           KvSessionExtras{rotation(*model, options.context),
-                                                           options.keeper ? options.keeper() : nullptr}));
+  LONGKV_ASSIGN(auto kv,
+                create_kv(*model, options.recipe, options.context, pool, options.keeper ? options.keeper() : nullptr));
   return std::unique_ptr<Session>(new Session(std::move(model), options, std::move(kv), pool));
+}
+
+Result<std::unique_ptr<KvSession>> Session::make_kv(const Recipe& recipe) const {
+  return create_kv(model(), recipe, options_.context, pool_, nullptr);
 }
 
 int64_t Session::hidden_bytes(const ModelConfig& config, int64_t n) {

@@ -66,6 +66,11 @@ class Session {
   int64_t kl_steps() const { return kl_steps_; }
   bool last_step_checked() const { return last_checked_; }
 
+  // A KV side of the same shape and capacity under another recipe, and putting one in place of the present one, which
+  // is handed out. Tokens held are those of the KV side; logits() stays as it is until the next token.
+  Result<std::unique_ptr<KvSession>> make_kv(const Recipe& recipe) const;
+  void exchange_kv(std::unique_ptr<KvSession>& kv) { kv_.swap(kv); }
+
   KvSession& kv() { return *kv_; }
   const KvSession& kv() const { return *kv_; }
   const LoadedModel& model() const { return graph_.model(); }
@@ -85,6 +90,7 @@ class Session {
   Status decode_layers(int32_t id, int64_t position);
 
   SessionOptions options_;
+  ThreadPool& pool_;
   std::unique_ptr<KvSession> kv_;
   Graph graph_;
   std::vector<float> hidden_;

@@ -127,6 +127,8 @@ void KvSession::reset_stats() {
   stats_.output_error.assign(size_t(cache_.shape().layers), 0.0);
 }
 
+int64_t KvSession::index_bytes_held() const { return impl_->selector->index_bytes_held(); }
+
 TokenCount KvSession::tokens() const { return cache_.tokens(cache_.shape().layers - 1); }
 
 void KvSession::load_views(int layer) {
@@ -144,11 +146,10 @@ const std::vector<RowRange>& KvSession::last_ranges(int layer, int kv_head) cons
   return impl_->head_ranges[size_t(layer) * size_t(cache_.shape().kv_heads) + size_t(kv_head)];
 }
 
-Status KvSession::prefill(int layer, const float* q, const float* k, const float* v, int64_t n, int64_t prompt_end,
-                          float* out, const std::atomic<bool>* cancel) {
+// Takes in a chunk's rows and describes the attention over them.
+Status KvSession::begin_chunk(int layer, const float* q, const float* k, const float* v, int64_t n, int64_t prompt_end,
+                              PrefillAttendArgs& args) {
   Impl& impl = *impl_;
-  const KvShape& shape = cache_.shape();
-  if (n <= 0) return {};
   const int64_t first = cache_.tokens(layer).v;
   if (first + n > prompt_end) {
     return fail(Code::kInternal, "prompt chunk of layer {} ends at position {}, after the prompt's end {}", layer,
@@ -160,7 +161,6 @@ Status KvSession::prefill(int layer, const float* q, const float* k, const float
   if (!evicts(layer)) impl.selector->append(layer, impl.views, first, first + n, impl.pool);
   impl.selector->forget_choice(layer);
 
-  PrefillAttendArgs args;
   args.q = q;
   args.tokens = n;
   args.first_position = first;
@@ -168,19 +168,38 @@ Status KvSession::prefill(int layer, const float* q, const float* k, const float
   args.heads = impl.views;
   for (size_t h = 0; h < impl.views.size(); ++h) impl.first_rows[h] = impl.views[h].rows - n;
   args.first_rows = impl.first_rows;
-  args.group_size = shape.group_size;
+  args.group_size = cache_.shape().group_size;
   args.params = impl.params;
-  args.out = out;
-  args.cancel = cancel;
   ask_attention(layer, prompt_end, args);
   impl.selector->observe_queries(layer, q, n, first, prompt_end);
+  return {};
+}
+
+// After the attention that begin_chunk() described.
+Status KvSession::end_chunk(int layer, int64_t prompt_end, const PrefillAttendArgs& args) {
+  Impl& impl = *impl_;
+  if (!evicts(layer)) return {};
+  impl.collector->after_chunk(layer, keep_end(layer, prompt_end), args, impl.rotate, impl.pool);
+  return impl.keep_needs.every_chunk ? evict(layer, false) : Status();
+}
+
+Status KvSession::prefill(int layer, const float* q, const float* k, const float* v, int64_t n, int64_t prompt_end,
+                          float* out, const std::atomic<bool>* cancel) {
+  if (n <= 0) return {};
+  Impl& impl = *impl_;
+  PrefillAttendArgs args;
+  LONGKV_TRY(begin_chunk(layer, q, k, v, n, prompt_end, args));
+  args.out = out;
+  args.cancel = cancel;
   impl.prefill_attention.run(args);
   if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) {
     return fail(Code::kCancelled, "interrupted while reading the prompt");
   }
-  if (!evicts(layer)) return {};
-  impl.collector->after_chunk(layer, keep_end(layer, prompt_end), args, impl.rotate, impl.pool);
-  return impl.keep_needs.every_chunk ? evict(layer, false) : Status();
+  LONGKV_TRY(end_chunk(layer, prompt_end, args));
+  for (KvSession* follower : impl.followers) {
+    LONGKV_TRY(follower->observe(layer, q, k, v, n, prompt_end, out, cancel));
+  }
+  return {};
 }
 
 // Asks the prompt's attention for the mass that keeper or selector want. The observation window may begin in an earlier
@@ -203,6 +222,7 @@ Status KvSession::finish_prefill(int layer) {
   impl.selector->finish_prompt(layer, impl.views, impl.pool);
   impl.step = -1;
   cache_.release_outside_window(layer);
+  for (KvSession* follower : impl.followers) LONGKV_TRY(follower->finish_prefill(layer));
   return {};
 }
 
@@ -285,18 +305,21 @@ void KvSession::count_rows(int layer) {
   }
 }
 
-// Every KV head over all rows that the newest token may see.
-std::vector<AttendUnit>& KvSession::full_attention(int layer, const float* q, float* out, float* lse) {
+// Every KV head over all rows that the newest token may see, its own or those of the reference.
+std::vector<AttendUnit>& KvSession::full_attention(int layer, const float* q, float* out, float* lse,
+                                                   bool from_reference) {
   Impl& impl = *impl_;
   const KvShape& shape = cache_.shape();
   impl.check_units.resize(size_t(shape.kv_heads));
   for (int h = 0; h < shape.kv_heads; ++h) {
     const int64_t first_query = int64_t(h) * shape.group_size;
-    impl.check_ranges[size_t(h)] = visible(layer, h);
-    impl.check_units[size_t(h)] = {
-        q + first_query * shape.dim_k,   shape.group_size,
-        impl.views[size_t(h)],           std::span<const RowRange>(&impl.check_ranges[size_t(h)], 1),
-        out + first_query * shape.dim_v, lse + first_query};
+    impl.check_ranges[size_t(h)] = from_reference ? load_reference(layer, h) : visible(layer, h);
+    impl.check_units[size_t(h)] = {q + first_query * shape.dim_k,
+                                   shape.group_size,
+                                   from_reference ? impl.reference_views[size_t(h)] : impl.views[size_t(h)],
+                                   std::span<const RowRange>(&impl.check_ranges[size_t(h)], 1),
+                                   out + first_query * shape.dim_v,
+                                   lse + first_query};
   }
   return impl.check_units;
 }
@@ -305,7 +328,7 @@ Status KvSession::decode_probe(int layer, const float* q, const float* k, const 
   Impl& impl = *impl_;
   LONGKV_TRY(cache_.append(layer, k, v, 1, impl.pool));
   load_views(layer);
-  attend(full_attention(layer, q, out, impl.check_lse.data()), impl.params, impl.attend_scratch, impl.pool);
+  attend(full_attention(layer, q, out, impl.check_lse.data(), false), impl.params, impl.attend_scratch, impl.pool);
   return {};
 }
 
@@ -317,12 +340,12 @@ Status KvSession::end_probe() {
 
 void KvSession::check(int layer, bool sparse, const float* q, const float* out) {
   Impl& impl = *impl_;
-  if (!sparse) {
+  if (!sparse && impl.reference == nullptr) {
     stats_.captured_mass[size_t(layer)] += 1.0;
     return;
   }
-  attend(full_attention(layer, q, impl.check_out.data(), impl.check_lse.data()), impl.params, impl.attend_scratch,
-         impl.pool);
+  attend(full_attention(layer, q, impl.check_out.data(), impl.check_lse.data(), impl.reference != nullptr), impl.params,
+         impl.attend_scratch, impl.pool);
   double mass = 0;
   for (size_t j = 0; j < impl.lse.size(); ++j) mass += std::exp(double(impl.lse[j]) - impl.check_lse[j]);
   stats_.captured_mass[size_t(layer)] += mass / double(impl.lse.size());

@@ -51,6 +51,13 @@ class KvSession {
   // the last queries before it give importance and votes.
   Status prefill(int layer, const float* q, const float* k, const float* v, int64_t n, int64_t prompt_end, float* out,
                  const std::atomic<bool>* cancel);
+  // Until clear_followers(), followers take in every chunk that prefill() reads and finish with it, so that recipes can
+  // be compared on keys and values computed once. They have the same shape and tokens, and dense prompts.
+  // Errors of a follower end the prompt.
+  void add_follower(KvSession* follower);
+  void clear_followers();
+  // What a prompt's chunk attends depends on the recipe, so only reading the prompt itself shows what the recipe gives.
+  bool changes_prompt() const;
   // After a layer's last prompt chunk: rows that the recipe does not keep are dropped, then importance, preselection.
   Status finish_prefill(int layer);
 
@@ -66,9 +73,13 @@ class KvSession {
   const Recipe& recipe() const { return recipe_; }
   const KvCache& cache() const { return cache_; }
   const KvStats& stats() const { return stats_; }
+  int64_t index_bytes_held() const;
   void reset_stats();
   // Every n-th decode step also attends fully and fills the check fields of the statistics; 0 = never.
   void set_check_every(int n) { check_every_ = n; }
+  // Checks compare with attention over all rows of `full`, which holds at least the tokens of this session, instead of
+  // over this session's own rows: what was evicted or rounded then counts as lost.
+  void set_reference(const KvSession* full);
   // A token attended fully that leaves no trace: decode() between begin_probe() and end_probe() neither chooses rows
   // nor counts, and end_probe() drops the token's rows again. At most one token per probe.
   void begin_probe() { probing_ = true; }
@@ -84,6 +95,12 @@ class KvSession {
  private:
   KvSession(KvCache cache, const Recipe& recipe, const AttendParams& params, ThreadPool& pool,
             std::unique_ptr<Keeper> keeper, KvRotate rotate);
+  Status begin_chunk(int layer, const float* q, const float* k, const float* v, int64_t n, int64_t prompt_end,
+                     PrefillAttendArgs& args);
+  Status end_chunk(int layer, int64_t prompt_end, const PrefillAttendArgs& args);
+  Status observe(int layer, const float* q, const float* k, const float* v, int64_t n, int64_t prompt_end, float* out,
+                 const std::atomic<bool>* cancel);
+  RowRange load_reference(int layer, int kv_head);
   void load_views(int layer);
   bool evicts(int layer) const;
   void ask_attention(int layer, int64_t prompt_end, PrefillAttendArgs& args);
@@ -94,7 +111,7 @@ class KvSession {
   bool choose_rows(int layer, const float* q);
   Status decode_probe(int layer, const float* q, const float* k, const float* v, float* out);
   RowRange visible(int layer, int kv_head) const;
-  std::vector<AttendUnit>& full_attention(int layer, const float* q, float* out, float* lse);
+  std::vector<AttendUnit>& full_attention(int layer, const float* q, float* out, float* lse, bool from_reference);
   void count_rows(int layer);
   void check(int layer, bool sparse, const float* q, const float* out);
 

@@ -38,6 +38,11 @@ struct KvSession::Impl {
   std::vector<std::vector<RowRange>> ranges;       // [layers][units], of the last decode step
   std::vector<std::vector<RowRange>> head_ranges;  // [layers][kv_heads], the same per KV head
 
+  std::vector<KvSession*> followers;
+  const KvSession* reference = nullptr;
+  std::vector<KvHeadView> reference_views;  // [kv_heads]
+  std::vector<float> observed_out;          // scratch of observe()
+
   int64_t step = -1;         // decode steps since the last prompt
   int64_t total_steps = -1;  // decode steps since the cache was created, for the checks
   bool checking = false;     // this step also attends fully
