@@ -124,9 +124,9 @@ std::string cost_text(const nlohmann::ordered_json& j) {
     out += "\n";
   }
   if (j.contains("captured_mass")) {
-    out +=
-        fmt::format("check   {:.0f} steps: captured attention mass {:.4f}, relative output error {:.4f}\n",
-                    number("checked_steps"), number("captured_mass"), number("output_error"), number("kl_divergence"));
+    out += fmt::format(
+        "check   {:.0f} steps: captured attention mass {:.4f}, relative output error {:.4f}, KL divergence {:.2e}\n",
+        number("checked_steps"), number("captured_mass"), number("output_error"), number("kl_divergence"));
   }
   out += fmt::format("held    {:.0f} tokens, {:.1f} MB of KV; context {:.0f}\n", number("tokens_held"),
                      number("kv_bytes_held") / 1e6, number("context"));

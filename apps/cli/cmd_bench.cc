@@ -2,6 +2,7 @@
 #include <chrono>
 #include <ctime>
 #include <memory>
+#include <optional>
 #include <random>
 
 #include "base/cpu.h"
@@ -10,6 +11,7 @@
 #include "bench_rows.h"
 #include "commands.h"
 #include "common.h"
+#include "interrupt.h"
 #include "model_label.h"
 #include "output.h"
 #include "planning.h"
@@ -25,7 +27,7 @@ struct BenchOptions {
   std::string prompts = "512", generations = "128", depths = "0", threads, recipes = "full";
   std::vector<std::string> pairs;
   int repetitions = 5;
-  std::string output = "md";
+  std::optional<std::string> output;  // absent: md
   std::string fill = "computed";
   bool no_warmup = false;
 };
@@ -106,11 +108,12 @@ Result<std::vector<BenchTest>> tests_of(const BenchOptions& o) {
 }
 
 Result<BenchFormat> format_of(const BenchOptions& o) {
-  if (o.global.json && o.output != "md" && o.output != "json")
-    return fail(Code::kInvalidArgument, "--json and -o {} contradict each other", o.output);
-  if (o.output == "csv") return BenchFormat::kCsv;
-  if (o.output == "jsonl") return BenchFormat::kJsonLines;
-  return o.global.json || o.output == "json" ? BenchFormat::kJson : BenchFormat::kMarkdown;
+  const std::string output = o.output.value_or(o.global.json ? "json" : "md");
+  if (o.global.json && output != "json" && output != "jsonl")
+    return fail(Code::kInvalidArgument, "--json and -o {} contradict each other", output);
+  if (output == "csv") return BenchFormat::kCsv;
+  if (output == "jsonl") return BenchFormat::kJsonLines;
+  return output == "json" ? BenchFormat::kJson : BenchFormat::kMarkdown;
 }
 
 std::string utc_now() {
@@ -153,7 +156,7 @@ class BenchRunner {
     s.recipe = opened_.recipe;
     s.products = opened_.products;
     s.order = opened_.order;
-    s.chunk = options_.model.chunk;
+    s.chunk = opened_.chunk;
     session_.reset();
     LONGKV_ASSIGN(session_, Session::create(opened_.model, s, *opened_.pool));
     if (test.depth == 0) return {};
@@ -231,9 +234,9 @@ Status run_tests(const BenchOptions& o, const ModelOptions& m, const std::vector
     row.model_bytes = model_bytes(*opened.model);
     row.model_parameters = model_parameters(*opened.model);
     row.threads = opened.pool->threads();
-    row.chunk = m.chunk;
+    row.chunk = opened.chunk;
     row.kv = opened.recipe.canonical();
-    row.kv_label = m.kv;
+    row.kv_label = *m.kv;
     row.type_k = kv_type_name(opened.recipe.store.k);
     row.type_v = kv_type_name(opened.recipe.store.v);
     row.random_fill = o.fill == "random" && test.depth > 0;
@@ -259,6 +262,8 @@ Status run_bench(const BenchOptions& o) {
     if (t < 1 || t > 4096) return fail(Code::kInvalidArgument, "-t {} must lie between 1 and 4096", t);
   }
   LONGKV_ASSIGN(const BenchFormat format, format_of(o));
+  if (o.fill == "random" && std::all_of(tests.begin(), tests.end(), [](const BenchTest& t) { return t.depth == 0; }))
+    LONGKV_TRY(notice("--fill random has no effect: -d names no depth above 0"));
   const std::vector<std::string> recipes = split_recipes(o.recipes);
   for (const std::string& recipe : recipes) LONGKV_TRY(load_recipe(recipe).status());  // before any work
 
@@ -292,7 +297,7 @@ void add_bench(CLI::App& app, int& exit_code) {
   command->add_option("-t,--threads", o->threads, "Threads; a list is measured one after another");
   command->add_option("-p,--n-prompt", o->prompts, "Prompt sizes: list or range (512,1K-4K*2)")->capture_default_str();
   command->add_option("-n,--n-gen", o->generations, "Tokens to generate: list or range")->capture_default_str();
-  command->add_option("--pg", o->pairs, "prompt,generate pair (-pg 512,128); may be repeated");
+  command->add_option("--pg", o->pairs, "prompt,generate pair (-pg 512,128); may be repeated")->allow_extra_args(false);
   command->add_option("-d,--n-depth", o->depths, "Tokens in the cache before the test: list or range")
       ->capture_default_str();
   command->add_option("-r,--repetitions", o->repetitions, "Repetitions")
@@ -300,7 +305,7 @@ void add_bench(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("-o,--output", o->output, "md, csv, json or jsonl")
       ->check(CLI::IsMember({"md", "csv", "json", "jsonl"}))
-      ->capture_default_str();
+      ->default_str("md");
   command->add_option("--kv", o->recipes, "KV recipes, comma separated")->capture_default_str();
   command->add_option("--fill", o->fill, "Depth by computed or random keys and values (said in the row)")
       ->check(CLI::IsMember({"computed", "random"}))

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "commands.h"
 #include "common.h"
+#include "interrupt.h"
 #include "line_reader.h"
 #include "output.h"
 #include "prompt.h"
@@ -29,13 +30,20 @@ struct ChatOptions {
 class Conversation {
  public:
   Conversation(const ChatOptions& options, const Chat& chat, const Tokenizer& tokenizer, Session& session,
-               Sampler& sampler, std::atomic<bool>* cancel)
-      : options_(options), chat_(chat), tokenizer_(tokenizer), session_(session), sampler_(sampler), cancel_(cancel) {}
+               const SamplingParams& sampling, std::atomic<bool>* cancel)
+      : options_(options),
+        chat_(chat),
+        tokenizer_(tokenizer),
+        session_(session),
+        fresh_(sampling),
+        sampler_(sampling),
+        cancel_(cancel) {}
 
   // Reads the user's turn and answers it. A turn that fails leaves the conversation as it was before.
   Status turn(const std::string& text) {
     const int64_t before = session_.tokens();
     const int32_t last_before = last_;
+    const Sampler sampler_before = sampler_;
     std::vector<int32_t> ids;
     if (before == 0) {
       std::vector<ChatMessage> messages;
@@ -61,6 +69,7 @@ class Conversation {
     if (!answer.ok()) {
       if (!session_.truncate(before).ok()) LONGKV_TRY(session_.truncate(0));
       last_ = last_before;
+      sampler_ = sampler_before;
       return answer.status();
     }
     last_ = answer->ids.empty() ? ids.back() : answer->ids.back();
@@ -80,8 +89,10 @@ class Conversation {
     return {};
   }
 
+  // Afterwards nothing depends on what was said before.
   Status clear() {
     last_ = -1;
+    sampler_ = fresh_;
     return session_.truncate(0);
   }
 
@@ -90,7 +101,8 @@ class Conversation {
   const Chat& chat_;
   const Tokenizer& tokenizer_;
   Session& session_;
-  Sampler& sampler_;
+  const Sampler fresh_;
+  Sampler sampler_;
   std::atomic<bool>* cancel_;
   int32_t last_ = -1;  // last token in the cache
 };
@@ -105,11 +117,11 @@ Status run_chat(const ChatOptions& o) {
                 "'{}' has no chat template; name one with --chat-template (chatml, llama3, mistral, gemma, phi3)",
                 o.model.model);
   }
+  LONGKV_TRY(check_biased_ids(params, opened.model->config().vocab));
   LONGKV_ASSIGN(const auto chat, choose_chat(o.prompt, *opened.model, tokenizer));
   LONGKV_ASSIGN(const auto session, make_session(opened));
   std::atomic<bool>* cancel = install_interrupt_flag();
-  Sampler sampler(params);
-  Conversation conversation(o, *chat, tokenizer, *session, sampler, cancel);
+  Conversation conversation(o, *chat, tokenizer, *session, params, cancel);
   log_info(
       "{}: chat format {}, context {} tokens, {}. /clear forgets, /quit or end of input leaves, Ctrl-C stops an "
       "answer and leaves at the prompt.",
@@ -142,7 +154,7 @@ void add_chat(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("chat", "Talk with a model; the cache is kept across turns");
   add_global_options(*command, o->global);
   add_model_options(*command, o->model, /*with_recipe=*/true);
-  command->add_option("--sys,--system-prompt", o->prompt.system, "System message");
+  command->add_option("--system-prompt,--sys", o->prompt.system, "System message");
   command->add_option("--chat-template", o->prompt.chat_template, "chatml, llama3, mistral, gemma or phi3");
   command->add_option("-n,--predict,--n-predict", o->predict, "Tokens of an answer at most; -1 = to the end")
       ->capture_default_str();

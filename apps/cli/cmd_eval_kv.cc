@@ -11,6 +11,7 @@
 #include "commands.h"
 #include "common.h"
 #include "engine/compare_recipes.h"
+#include "interrupt.h"
 #include "output.h"
 #include "planning.h"
 #include "recipe_list.h"

@@ -1,7 +1,7 @@
 // `longkv plan`: what fits in memory and what a token costs, before anything is allocated.
 #include <memory>
 
-#include "base/cpu.h"
+#include "base/error.h"
 #include "commands.h"
 #include "common.h"
 #include "output.h"
@@ -23,11 +23,11 @@ Status run_plan(const PlanOptions& o) {
   PlanLimits limits;
   if (!o.ram.empty()) {
     LONGKV_ASSIGN(limits.ram_bytes, parse_size(o.ram, "--ram"));
+    if (limits.ram_bytes == 0) return fail(Code::kInvalidArgument, "--ram {} must be above 0", o.ram);
   }
   limits.bandwidth = int64_t(read_bandwidth(*opened.pool));
-  const int64_t context = o.model.context.empty() ? 0 : opened.context;
-  LONGKV_ASSIGN(const KvPlan plan,
-                plan_for(*opened.model, opened.recipe, context, opened.chunk, opened.pool->threads(), limits));
+  LONGKV_ASSIGN(const KvPlan plan, plan_for(*opened.model, opened.recipe, opened.asked_context, opened.chunk,
+                                            opened.pool->threads(), limits));
   LONGKV_TRY(print(o.global.json ? json_text(plan_json(plan)) : plan_text(plan)));
   return check_plan(plan);
 }

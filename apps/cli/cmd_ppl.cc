@@ -10,6 +10,7 @@
 #include "common.h"
 #include "engine/likelihood.h"
 #include "engine/logits_file.h"
+#include "interrupt.h"
 #include "output.h"
 #include "tokenizer/tokenizer.h"
 
@@ -47,6 +48,12 @@ struct Scores {
   }
 };
 
+Result<int64_t> windows_to_score(const PplOptions& o, int64_t available) {
+  if (o.windows <= available) return o.windows > 0 ? o.windows : available;
+  LONGKV_TRY(notice(fmt::format("--chunks {}: there are only {} windows", o.windows, available)));
+  return available;
+}
+
 // Tokens of all windows; the first of each is BOS where the tokenizer adds one.
 Result<std::vector<int32_t>> window_tokens(const PplOptions& o, const Tokenizer& tokenizer, int64_t window) {
   LONGKV_ASSIGN(const std::string text, read_text_file(o.file));
@@ -56,7 +63,7 @@ Result<std::vector<int32_t>> window_tokens(const PplOptions& o, const Tokenizer&
     return fail(Code::kInvalidArgument, "'{}' has {} tokens; one window needs {} (choose a smaller -c)", o.file,
                 ids.size(), window);
   }
-  if (o.windows > 0) windows = std::min(windows, o.windows);
+  LONGKV_ASSIGN(windows, windows_to_score(o, windows));
   ids.resize(size_t(windows * window));
   if (tokenizer.adds_bos() && tokenizer.bos()) {
     for (int64_t w = 0; w < windows; ++w) ids[size_t(w * window)] = *tokenizer.bos();
@@ -172,7 +179,8 @@ Status run_ppl(const PplOptions& o) {
                   base->vocab(), vocab);
     }
     ids.assign(base->tokens().begin(), base->tokens().end());
-    if (o.windows > 0) ids.resize(size_t(std::min(o.windows, base->windows()) * window));
+    LONGKV_ASSIGN(const int64_t windows, windows_to_score(o, base->windows()));
+    ids.resize(size_t(windows * window));
     for (int32_t id : ids) {
       if (id < 0 || id >= vocab)
         return fail(Code::kCorrupt, "'{}' holds token {}, outside the vocabulary", o.base_file, id);

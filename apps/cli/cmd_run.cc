@@ -11,6 +11,7 @@
 #include "commands.h"
 #include "common.h"
 #include "help.h"
+#include "interrupt.h"
 #include "output.h"
 #include "planning.h"
 #include "prompt.h"
@@ -52,6 +53,8 @@ Status run(const RunOptions& o) {
   LONGKV_TRY(apply_global_options(o.global));
   if (o.predict < -1) return fail(Code::kInvalidArgument, "-n {} must be -1 or more", o.predict);
   LONGKV_ASSIGN(const SamplingParams params, resolve_sampling(o.sampling));
+  if (o.explain && !o.stats_file.empty())
+    return fail(Code::kInvalidArgument, "--kv-explain runs nothing, so there are no --stats to write");
   std::optional<AtomicFile> stats;  // opened first: a long prompt is not read for a file that cannot be written
   if (!o.stats_file.empty()) {
     LONGKV_ASSIGN(stats, AtomicFile::create(o.stats_file));
@@ -59,6 +62,7 @@ Status run(const RunOptions& o) {
   LONGKV_ASSIGN(Opened opened, open_model(o.model, /*must_fit=*/!o.explain));
   if (o.explain) return explain_kv(opened, o.global.json);
   LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
+  LONGKV_TRY(check_biased_ids(params, opened.model->config().vocab));
   LONGKV_ASSIGN(const auto chat, choose_chat(o.prompt, *opened.model, tokenizer));
   LONGKV_ASSIGN(const int64_t room, prompt_room(o.predict, opened.context));
   // A hidden question is decoded after the document was read, so that no method can look at it while it prepares.
@@ -74,8 +78,9 @@ Status run(const RunOptions& o) {
   }
   LONGKV_ASSIGN(const std::vector<int32_t> ids, build_prompt(prompt, chat, tokenizer, room - int64_t(question.size())));
   // Without -c a run reserves what it can use: that also lets longrope models keep their short factors.
-  if (o.model.context.empty() && o.predict >= 0)
+  if (opened.asked_context == 0 && o.predict >= 0)
     opened.context = std::min(opened.context, int64_t(ids.size() + question.size()) + o.predict);
+  const std::atomic<bool>* cancel = install_interrupt_flag();
   log_info("{}: {}; {} tokens of prompt, context {}, {} threads, {}", opened.model->config().name,
            chat ? "chat format " + std::string(chat->format().name()) : std::string("raw prompt"), ids.size(),
            opened.context, opened.pool->threads(), opened.recipe.canonical());
@@ -83,7 +88,6 @@ Status run(const RunOptions& o) {
 
   LONGKV_ASSIGN(const auto session, make_session(opened));
   session->set_check_every(o.check_every);
-  const std::atomic<bool>* cancel = install_interrupt_flag();
   RunCost cost;
   const auto prompt_start = Clock::now();
   LONGKV_TRY(session->prefill(ids, progress_line(), cancel));
@@ -136,7 +140,7 @@ void add_run(CLI::App& app, int& exit_code) {
   add_model_options(*command, o->model, /*with_recipe=*/true);
   command->add_option("-f,--file", o->prompt.file, "Document ('-' = standard input)");
   command->add_option("-p,--prompt", o->prompt.text, "Question, or the whole prompt without -f");
-  command->add_option("--sys,--system-prompt", o->prompt.system, "System message");
+  command->add_option("--system-prompt,--sys", o->prompt.system, "System message");
   command->add_option("--chat-template", o->prompt.chat_template, "chatml, llama3, mistral, gemma or phi3");
   command->add_flag("--raw", o->prompt.raw, "No chat format: document and prompt as they are");
   command->add_flag("--no-escape", o->prompt.no_escape, "Keep \\n and the like in -p as typed")->group(kMore);
@@ -146,7 +150,8 @@ void add_run(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_flag("--kv-explain", o->explain, "Print recipe, plan and bytes per token, then exit");
   command
-      ->add_option("--kv-check", o->check_every, "Every N-th step also attends fully; prints captured mass and error")
+      ->add_option("--kv-check", o->check_every,
+                   "Every N-th step also attends fully; prints captured mass, error and KL")
       ->check(CLI::Range(0, 1 << 30));
   command->add_option("--stats", o->stats_file,
                       "Write what the run cost to a JSON file, with the share of read bandwidth");

@@ -4,8 +4,10 @@
 
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
+#include "base/error.h"
 #include "commands.h"
 #include "common.h"
 #include "gguf/gguf.h"
@@ -20,8 +22,7 @@ namespace {
 struct Options {
   GlobalOptions global;
   std::string model;
-  std::string file;
-  std::string prompt;
+  std::optional<std::string> file, prompt;
   std::string override_pre;
   bool ids = false;
   bool no_bos = false;
@@ -64,11 +65,14 @@ std::string describe(const Tokenizer& tokenizer, const std::vector<int32_t>& ids
 
 Status run(const Options& options) {
   LONGKV_TRY(apply_global_options(options.global));
+  if (options.file.has_value() == options.prompt.has_value())
+    return fail(Code::kInvalidArgument, "give the text as -f FILE or as -p TEXT{}",
+                options.file ? ", not as both" : "");
   LONGKV_ASSIGN(const GgufFile model, GgufFile::open(options.model));
   LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(model.metadata(), options.override_pre));
-  std::string text = options.prompt;
-  if (!options.file.empty()) {
-    LONGKV_ASSIGN(text, read_file(options.file));
+  std::string text = options.prompt.value_or("");
+  if (options.file) {
+    LONGKV_ASSIGN(text, read_file(*options.file));
   }
   LONGKV_ASSIGN(const auto ids, tokenizer.encode(text, !options.no_bos, !options.no_parse_special));
   return print(describe(tokenizer, ids, options));
@@ -81,10 +85,8 @@ void add_tokenize(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("tokenize", "Print the token ids of a text");
   add_global_options(*command, options->global);
   command->add_option("-m,--model", options->model, "GGUF file; its vocabulary suffices")->required();
-  auto* input = command->add_option_group("input");
-  input->add_option("-f,--file", options->file, "Text file ('-' = standard input)");
-  input->add_option("-p,--prompt", options->prompt, "The text itself");
-  input->require_option(1);
+  command->add_option("-f,--file", options->file, "Text file ('-' = standard input)");
+  command->add_option("-p,--prompt", options->prompt, "The text itself");
   command->add_flag("--ids", options->ids, "Only the ids, separated by blanks");
   command->add_flag("--no-bos", options->no_bos, "Add no BOS or EOS token");
   command->add_flag("--no-parse-special", options->no_parse_special, "Read control tokens in the text as plain text");

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -13,10 +12,15 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "help.h"
+#include "interrupt.h"
 #include "ops/matmul.h"
 #include "planning.h"
 
 namespace longkv::cli {
+
+namespace {
+constexpr int64_t kDefaultChunk = 512;
+}  // namespace
 
 double read_bandwidth(ThreadPool& pool) {
   // Well above the last-level cache, within what a small machine can spare.
@@ -28,6 +32,7 @@ double read_bandwidth(ThreadPool& pool) {
 
 int report(const Status& status) {
   if (status.ok()) return 0;
+  if (pipe_was_closed()) return 1;  // the reader has what it wanted
   std::fprintf(stderr, "error: %s\n", status.message().c_str());
   return status.code() == Code::kInvalidArgument ? 2 : 1;
 }
@@ -37,8 +42,8 @@ void add_global_options(CLI::App& command, GlobalOptions& o) {
       ->envname("LONGKV_ISA")
       ->group(kMore);
   command.add_flag("--strict", o.strict, "Make every notice (fallback, rounding, ignored setting) an error");
-  command.add_flag("-v,--verbose", o.verbose, "Print more to standard error");
-  command.add_flag("-q,--quiet", o.quiet, "Print only errors and notices to standard error");
+  CLI::Option* verbose = command.add_flag("-v,--verbose", o.verbose, "Print more to standard error");
+  command.add_flag("-q,--quiet", o.quiet, "Print only errors and notices to standard error")->excludes(verbose);
   command.add_flag("--json", o.json, "Print results as JSON");
 }
 
@@ -48,9 +53,9 @@ void add_model_options(CLI::App& command, ModelOptions& o, bool with_recipe) {
       ->check(CLI::Range(1, 4096));
   command.add_option("-c,--ctx-size", o.context,
                      "Context in tokens (K, M allowed); default: what fits, at most as trained");
-  command.add_option("--ub,--ubatch-size", o.chunk, "Prompt tokens that pass a layer together")
+  command.add_option("--ubatch-size,--ub", o.chunk, "Prompt tokens that pass a layer together")
       ->check(CLI::Range(int64_t(1), int64_t(1) << 20))
-      ->capture_default_str()
+      ->default_str(std::to_string(kDefaultChunk))
       ->group(kMore);
   command.add_option("--prefill-type", o.prefill_type, "Products: int8, f32 or bf16 (decode follows: int8 or f32)")
       ->check(CLI::IsMember({"int8", "f32", "bf16"}))
@@ -61,12 +66,12 @@ void add_model_options(CLI::App& command, ModelOptions& o, bool with_recipe) {
       ->capture_default_str()
       ->group(kMore);
   if (with_recipe) {
-    command.add_option("--kv", o.kv, "KV recipe, e.g. full, quest:budget=1024")->capture_default_str();
+    command.add_option("--kv", o.kv, "KV recipe, e.g. full, quest:budget=1024")->default_str("full");
     command.add_option("--kv-config", o.kv_config, "KTransformers config.yaml to take the recipe from")->group(kMore);
   }
-  command.add_option("--ctk,--cache-type-k", o.type_k, "Type of stored keys: f32, f16, bf16, q8_0, q4_0");
-  command.add_option("--ctv,--cache-type-v", o.type_v, "Type of stored values");
-  command.add_option("--fa,--flash-attn", o.flash_attn, "Accepted and ignored: there is one attention path")
+  command.add_option("--cache-type-k,--ctk", o.type_k, "Type of stored keys: f32, f16, bf16, q8_0, q4_0");
+  command.add_option("--cache-type-v,--ctv", o.type_v, "Type of stored values");
+  command.add_option("--flash-attn,--fa", o.flash_attn, "Accepted and ignored: there is one attention path")
       ->group(kMore);
   command.add_option("-b,--batch-size", o.batch, "Accepted and ignored: --ubatch-size alone sets the pieces")
       ->group(kMore);
@@ -153,6 +158,9 @@ Status check_utf8(const std::string& text, const std::string& what) {
     for (size_t k = 1; good && k < n; ++k) good = (s[i + k] & 0xc0) == 0x80;
     if (good && n == 3) good = !(c == 0xe0 && s[i + 1] < 0xa0) && !(c == 0xed && s[i + 1] >= 0xa0);
     if (good && n == 4) good = !(c == 0xf0 && s[i + 1] < 0x90) && !(c == 0xf4 && s[i + 1] >= 0x90);
+    if (c == 0) {
+      return fail(Code::kInvalidArgument, "{} is binary or UTF-16, not UTF-8 text: byte 0 at offset {}", what, i);
+    }
     if (!good) {
       return fail(Code::kInvalidArgument, "{} is not UTF-8: byte 0x{:02x} at offset {}; convert it first (iconv)", what,
                   c, i);
@@ -171,39 +179,54 @@ Result<RopeOverrides> rope_overrides(const ModelOptions& o) {
   if (o.rope_scaling == "ntk") r.scaling = RopeScaling::kNtk;
   if (o.rope_scaling == "yarn") r.scaling = RopeScaling::kYarn;
   if (o.rope_scaling == "longrope") r.scaling = RopeScaling::kLongRope;
-  if (o.rope_scale != 0) r.factor = o.rope_scale;
-  if (o.rope_base != 0) r.base = o.rope_base;
-  if (o.yarn_original_context != 0) r.original_context = o.yarn_original_context;
+  r.factor = o.rope_scale;
+  r.base = o.rope_base;
+  r.original_context = o.yarn_original_context;
   return r;
 }
 
-Status override_store(const std::string& name, const char* option, KvType& type) {
+// A type that the recipe asks for itself is only replaced with a notice; f16 is what it has without being asked.
+Status override_store(const std::string& name, const char* option, bool from_file, KvType& type) {
   if (name.empty()) return {};
   const auto parsed = parse_kv_type(name);
   if (!parsed)
     return fail(Code::kInvalidArgument, "{} '{}' is not known; known are f32, f16, bf16, q8_0, q4_0", option, name);
-  type = *parsed;
-  return {};
+  const KvType asked = std::exchange(type, *parsed);
+  if (asked == type || (asked == KvType::kF16 && !from_file)) return {};
+  return notice(fmt::format("{} {} is used, not {} of the recipe", option, name, kv_type_name(asked)));
 }
 
 }  // namespace
 
 Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
   Opened opened;
-  std::string context = o.context;
+  if (o.kv && !o.kv_config.empty())
+    return fail(Code::kInvalidArgument, "--kv and --kv-config both name a recipe; give one");
   int threads = o.threads;
-  opened.chunk = o.chunk;
-  LONGKV_ASSIGN(opened.recipe, load_recipe(o.kv));
-  if (!o.kv_config.empty()) {
-    if (o.kv != "full") return fail(Code::kInvalidArgument, "--kv and --kv-config both name a recipe; give one");
+  if (!o.context.empty()) {
+    LONGKV_ASSIGN(opened.context, parse_size(o.context, "--ctx-size"));
+  }
+  opened.chunk = o.chunk.value_or(kDefaultChunk);
+  if (o.kv_config.empty()) {
+    LONGKV_ASSIGN(opened.recipe, load_recipe(o.kv.value_or("full")));
+  } else {
     LONGKV_ASSIGN(const KTransformersConfig config, load_ktransformers_yaml(o.kv_config));
     opened.recipe = config.recipe;
-    if (context.empty()) context = std::to_string(config.max_seq_len);
-    if (threads == 0) threads = config.threads;
-    opened.chunk = config.chunk_size > 0 ? config.chunk_size : o.chunk;
+    const auto settle = [](int64_t& value, bool given, const char* option, int64_t in_file, const char* key) {
+      if (!given || in_file <= 0) value = in_file > 0 ? in_file : value;
+      return given && in_file > 0 && value != in_file
+                 ? notice(fmt::format("{} {} is used, not {}={} of --kv-config", option, value, key, in_file))
+                 : Status();
+    };
+    int64_t wanted_threads = threads;
+    LONGKV_TRY(settle(opened.context, !o.context.empty(), "--ctx-size", config.max_seq_len, "max_seq_len"));
+    LONGKV_TRY(settle(opened.chunk, o.chunk.has_value(), "--ubatch-size", config.chunk_size, "chunk_size"));
+    LONGKV_TRY(settle(wanted_threads, threads > 0, "--threads", config.threads, "threads_num"));
+    threads = int(wanted_threads);
   }
-  LONGKV_TRY(override_store(o.type_k, "--cache-type-k", opened.recipe.store.k));
-  LONGKV_TRY(override_store(o.type_v, "--cache-type-v", opened.recipe.store.v));
+  const bool from_file = !o.kv_config.empty();
+  LONGKV_TRY(override_store(o.type_k, "--cache-type-k", from_file, opened.recipe.store.k));
+  LONGKV_TRY(override_store(o.type_v, "--cache-type-v", from_file, opened.recipe.store.v));
   LONGKV_TRY(validate_recipe(opened.recipe));
   if (!o.batch.empty()) LONGKV_TRY(notice("--batch-size is ignored: --ubatch-size alone sets how a prompt is cut"));
   if (!o.flash_attn.empty()) LONGKV_TRY(notice("--flash-attn is ignored: longkv has one attention path"));
@@ -224,12 +247,9 @@ Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
     return fail(Code::kOutOfMemory, "the system lets longkv start {} of {} threads; use -t {}", opened.pool->threads(),
                 threads, opened.pool->threads());
   }
-  if (!context.empty()) {
-    LONGKV_ASSIGN(opened.context, parse_size(context, "--ctx-size"));
-  }
   LONGKV_ASSIGN(const KvPlan plan,
                 plan_for(*opened.model, opened.recipe, opened.context, opened.chunk, opened.pool->threads(), {}));
-  opened.context = plan.context;
+  opened.asked_context = std::exchange(opened.context, plan.context);
   if (must_fit) LONGKV_TRY(check_plan(plan));
   if (opened.context > opened.model->config().context) {
     LONGKV_TRY(
@@ -247,25 +267,6 @@ Result<std::unique_ptr<Session>> make_session(const Opened& opened) {
   s.chunk = opened.chunk;
   s.order = opened.order;
   return Session::create(opened.model, s, *opened.pool);
-}
-
-namespace {
-
-std::atomic<bool> g_interrupted{false};
-
-void on_signal(int signal) {
-  if (g_interrupted.exchange(true)) {
-    std::signal(signal, SIG_DFL);
-    std::raise(signal);
-  }
-}
-
-}  // namespace
-
-std::atomic<bool>* install_interrupt_flag() {
-  std::signal(SIGINT, on_signal);
-  std::signal(SIGTERM, on_signal);
-  return &g_interrupted;
 }
 
 }  // namespace longkv::cli

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/threads.h"
@@ -22,16 +22,16 @@ struct ModelOptions {
   std::string model;
   int threads = 0;      // 0: physical cores of one NUMA node
   std::string context;  // tokens with K, M; empty: what fits, at most the trained length
-  int64_t chunk = 512;
-  std::string kv = "full";
-  std::string kv_config;       // KTransformers config.yaml
-  std::string type_k, type_v;  // override the recipe's store
+  std::optional<int64_t> chunk;
+  std::optional<std::string> kv;  // absent: full
+  std::string kv_config;          // KTransformers config.yaml
+  std::string type_k, type_v;     // override the recipe's store
   std::string prefill_type = "int8";
   std::string prefill_order = "layer";
   std::string flash_attn, batch;  // accepted for llama.cpp's users; they have no counterpart
   std::string rope_scaling;
-  double rope_scale = 0, rope_base = 0;
-  int64_t yarn_original_context = 0;
+  std::optional<double> rope_scale, rope_base;
+  std::optional<int64_t> yarn_original_context;
 };
 // Options of every command: --isa, --strict, -v, --json.
 struct GlobalOptions {
@@ -55,9 +55,11 @@ struct Opened {
   Recipe recipe;
   ProductType products = ProductType::kInt8;
   PrefillOrder order = PrefillOrder::kLayerMajor;
-  int64_t context = 0;  // tokens; resolved
-  int64_t chunk = 512;
+  int64_t context = 0;        // tokens; resolved
+  int64_t asked_context = 0;  // by the command line or the --kv-config file; 0: by neither
+  int64_t chunk = 0;          // prompt tokens that pass a layer together; resolved
 };
+// What the command line says holds against a --kv-config file, with a notice; everything else comes from the file.
 // Refuses a context that does not fit into memory, unless `must_fit` is false; without -c it is the largest that fits.
 Result<Opened> open_model(const ModelOptions& options, bool must_fit = true);
 Result<std::unique_ptr<Session>> make_session(const Opened& opened);
@@ -72,10 +74,7 @@ Result<int64_t> parse_size(const std::string& text, const std::string& option);
 Result<std::string> read_file(const std::string& path, uint64_t limit = uint64_t(1) << 32);
 // The same for a text that must not be empty and must be UTF-8. Errors: also kInvalidArgument.
 Result<std::string> read_text_file(const std::string& path);
-// kInvalidArgument with the offset of the first bad byte when `text` is not UTF-8.
+// kInvalidArgument with the offset of the first bad byte when `text` is not UTF-8 or holds a zero byte.
 Status check_utf8(const std::string& text, const std::string& what);
-
-// Set by Ctrl-C (SIGINT) and SIGTERM once installed; a second signal ends the process at once.
-std::atomic<bool>* install_interrupt_flag();
 
 }  // namespace longkv::cli

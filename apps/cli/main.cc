@@ -3,56 +3,56 @@
 #include <cstdio>
 #include <exception>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "commands.h"
+#include "common.h"
 #include "help.h"
+#include "interrupt.h"
 #include "output.h"
+#include "usage.h"
 
 namespace {
 
-// llama.cpp's short flags of several letters; the option library reads them as "--ctk" and so on.
-std::vector<std::string> read_arguments(int argc, char** argv) {
-  static constexpr std::string_view kShort[] = {"-ctk", "-ctv", "-ub", "-fa", "-pg", "-sys"};
-  std::vector<std::string> args;
-  for (int i = argc - 1; i > 0; --i) {  // the library wants them in reverse
-    const std::string_view arg = argv[i];
-    const std::string_view name = arg.substr(0, arg.find('='));
-    const bool is_short = std::find(std::begin(kShort), std::end(kShort), name) != std::end(kShort);
-    args.push_back(is_short ? "-" + std::string(arg) : std::string(arg));
-  }
-  if (args.size() == 1 && args.front() == "--version") args.front() = "version";
-  return args;
+int usage_error(const std::string& message) {
+  std::fprintf(stderr, "error: %s\nRun 'longkv --help' or 'longkv COMMAND --help'.\n", message.c_str());
+  return 2;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  using namespace longkv::cli;
+  claim_standard_streams();
+  prepare_signals();
   // CLI11 reports bad usage by exceptions; they end here and become exit code 2.
-  longkv::cli::claim_standard_streams();
   int exit_code = 0;
   CLI::App app{"longkv runs language models over very long prompts on the machine you have.", "longkv"};
   app.require_subcommand(1);
-  longkv::cli::set_up_help(app);
-  longkv::cli::add_run(app, exit_code);
-  longkv::cli::add_chat(app, exit_code);
-  longkv::cli::add_bench(app, exit_code);
-  longkv::cli::add_eval_kv(app, exit_code);
-  longkv::cli::add_ppl(app, exit_code);
-  longkv::cli::add_plan(app, exit_code);
-  longkv::cli::add_inspect(app, exit_code);
-  longkv::cli::add_tokenize(app, exit_code);
-  longkv::cli::add_version(app, exit_code);
+  set_up_help(app);
+  add_run(app, exit_code);
+  add_chat(app, exit_code);
+  add_bench(app, exit_code);
+  add_ppl(app, exit_code);
+  add_eval_kv(app, exit_code);
+  add_plan(app, exit_code);
+  add_inspect(app, exit_code);
+  add_tokenize(app, exit_code);
+  add_version(app, exit_code);
+  check_values_strictly(app);
+  std::vector<std::string> arguments = library_spelling({argv + 1, argv + argc});
+  if (arguments.size() == 1 && arguments.front() == "--version") arguments.front() = "version";
   try {
-    app.parse(read_arguments(argc, argv));
+    const std::string unknown = unknown_name(app, arguments);
+    if (!unknown.empty()) return usage_error(unknown);
+    std::reverse(arguments.begin(), arguments.end());  // as the library wants them
+    app.parse(arguments);
   } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e);  // help
-    std::fprintf(stderr, "error: %s\nRun 'longkv --help' or 'longkv COMMAND --help'.\n", e.what());
-    return 2;
+    if (e.get_exit_code() != 0) return usage_error(e.what());
+    return end_by_signal(report(print_help(app, e)));
   } catch (const std::exception& e) {
     std::fprintf(stderr, "error: internal: %s\n", e.what());
     return 1;
   }
-  return exit_code;
+  return end_by_signal(exit_code);
 }

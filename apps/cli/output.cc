@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "interrupt.h"
 
 namespace longkv::cli {
 
@@ -22,6 +23,7 @@ void claim_standard_streams() {
 Status print(std::string_view text) {
   errno = 0;
   if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return {};
+  if (errno == EPIPE) note_closed_pipe();
   return fail(Code::kIo, "cannot write to standard output: {}", std::strerror(errno));
 }
 

@@ -113,7 +113,10 @@ Result<std::vector<int32_t>> build_prompt(const PromptOptions& o, const std::opt
     log_info("cut: kept the {} {} of {} document tokens, as asked", o.keep_first ? "first" : "last", keep, total);
     return ids;
   }
-  return fail(Code::kInvalidArgument, "{} tokens leave no room for any of the document", room);
+  return fail(Code::kInvalidArgument,
+              "{} tokens fit beside the answer and everything but the document already takes {}; use a larger -c or a "
+              "smaller -n",
+              room, rest.size());
 }
 
 }  // namespace longkv::cli

@@ -27,8 +27,18 @@ void add_sampling_options(CLI::App& command, SamplingOptions& o) {
   command.add_option("--frequency-penalty", o.params.frequency_penalty, "0 = off")->capture_default_str()->group(kMore);
   command.add_option("--samplers", o.samplers, "Order, e.g. penalties;top_k;typ_p;top_p;min_p;temperature")
       ->group(kMore);
-  command.add_option("-l,--logit-bias", o.logit_bias, "ID+BIAS or ID-BIAS; may be repeated")->group(kMore);
+  command.add_option("-l,--logit-bias", o.logit_bias, "ID+BIAS or ID-BIAS; may be repeated")
+      ->allow_extra_args(false)
+      ->group(kMore);
   command.add_flag("--ignore-eos", o.ignore_eos, "Go on after the end of the answer");
+}
+
+Status check_biased_ids(const SamplingParams& params, int64_t vocab) {
+  for (const auto& [id, bias] : params.logit_bias) {
+    if (id < 0 || id >= vocab)
+      return fail(Code::kInvalidArgument, "--logit-bias names token {}; the model has {} tokens", id, vocab);
+  }
+  return {};
 }
 
 Result<SamplingParams> resolve_sampling(const SamplingOptions& o) {

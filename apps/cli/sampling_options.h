@@ -21,5 +21,7 @@ struct SamplingOptions {
 void add_sampling_options(CLI::App& command, SamplingOptions& options);
 // Checked parameters with the seed resolved; prints a random seed so that the run can be repeated.
 Result<SamplingParams> resolve_sampling(const SamplingOptions& options);
+// kInvalidArgument when a bias names a token that the model does not have.
+Status check_biased_ids(const SamplingParams& params, int64_t vocab);
 
 }  // namespace longkv::cli

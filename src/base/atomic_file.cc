@@ -38,6 +38,20 @@ Status flush_directory(const std::string& path) {
   return {};
 }
 
+// What links a file without a name into a directory.
+std::string descriptor_path(int fd) { return fmt::format("/proc/self/fd/{}", fd); }
+
+// A file in `directory` that has no name yet: it vanishes with the process, however that ends. -1 where the file system
+// or the kernel has no such files.
+int open_nameless(const std::string& directory) {
+  const int fd = ::open(directory.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
+  if (fd >= 0 && ::access(descriptor_path(fd).c_str(), F_OK) != 0) {
+    ::close(fd);
+    return -1;
+  }
+  return fd;
+}
+
 }  // namespace
 
 Result<AtomicFile> AtomicFile::create(const std::string& path) {
@@ -53,19 +67,32 @@ Result<AtomicFile> AtomicFile::create(const std::string& path) {
     }
     const std::unique_ptr<char, decltype(&std::free)> real(::realpath(path.c_str(), nullptr), &std::free);
     if (real) file.path_ = real.get();
+  } else if (errno != ENOENT) {
+    return fail(Code::kIo, "cannot write '{}': {}", path, std::strerror(errno));
   }
-  // mkstemp would leave a file that only its owner can read; a plain open follows the user's umask.
+  file.replaces_ = true;
+  file.fd_ = open_nameless(directory_of(file.path_));
+  if (file.fd_ >= 0) return file;
+  LONGKV_TRY(file.take_name([&](const std::string& name) {
+    // mkstemp would leave a file that only its owner can read; a plain open follows the user's umask.
+    file.fd_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    return file.fd_ >= 0;
+  }));
+  return file;
+}
+
+Status AtomicFile::take_name(const std::function<bool(const std::string& name)>& make) {
   static std::atomic<unsigned> counter{0};
   for (int attempt = 0; attempt < 100; ++attempt) {
-    const std::string name = fmt::format("{}.{}-{}.tmp", file.path_, ::getpid(), counter.fetch_add(1));
-    file.fd_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (file.fd_ >= 0) {
-      file.temporary_ = name;
-      return file;
+    // Not derived from the target's name, which may already be as long as names can be.
+    const std::string name = fmt::format("{}/.longkv-{}-{}.tmp", directory_of(path_), ::getpid(), counter.fetch_add(1));
+    if (make(name)) {
+      temporary_ = name;
+      return {};
     }
     if (errno != EEXIST) break;
   }
-  return fail(Code::kIo, "cannot create a file beside '{}': {}", path, std::strerror(errno));
+  return fail(Code::kIo, "cannot create a file beside '{}': {}", path_, std::strerror(errno));
 }
 
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept { *this = std::move(other); }
@@ -75,6 +102,7 @@ AtomicFile& AtomicFile::operator=(AtomicFile&& other) noexcept {
   std::swap(position_, other.position_);
   std::swap(path_, other.path_);
   std::swap(temporary_, other.temporary_);
+  std::swap(replaces_, other.replaces_);
   return *this;
 }
 
@@ -103,17 +131,26 @@ Status AtomicFile::write(std::span<const uint8_t> bytes) {
 
 Status AtomicFile::commit() {
   if (fd_ < 0) return fail(Code::kInternal, "commit of the finished file '{}'", path_);
-  const bool in_place = temporary_.empty();
   // Devices and pipes have nothing to flush.
-  int error = in_place || ::fsync(fd_) == 0 ? 0 : errno;
+  int error = !replaces_ || ::fsync(fd_) == 0 ? 0 : errno;
+  if (error == 0 && replaces_ && temporary_.empty()) {
+    const std::string nameless = descriptor_path(fd_);
+    const Status named = take_name([&](const std::string& name) {
+      return ::linkat(AT_FDCWD, nameless.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0;
+    });
+    if (!named.ok()) {
+      discard();
+      return named;
+    }
+  }
   const int fd = std::exchange(fd_, -1);
   if (::close(fd) != 0 && error == 0) error = errno;
-  if (error == 0 && !in_place && std::rename(temporary_.c_str(), path_.c_str()) != 0) error = errno;
+  if (error == 0 && replaces_ && std::rename(temporary_.c_str(), path_.c_str()) != 0) error = errno;
   if (error != 0) {
     discard();
     return fail(Code::kIo, "cannot finish '{}': {}", path_, std::strerror(error));
   }
-  if (in_place) return {};
+  if (!replaces_) return {};
   temporary_.clear();
   return flush_directory(path_);
 }

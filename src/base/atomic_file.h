@@ -1,11 +1,14 @@
 // A file that appears under its name only when it is complete.
 //
-// Bytes go to a file beside the target; commit() flushes them to the device and renames. Without a commit the target,
-// old or absent, stays as it was, also after a crash or power loss. A symbolic link stays and its target is replaced.
-// Devices and pipes (/dev/stdout, /dev/null) cannot be replaced by a rename: they are written in place.
+// Bytes go to a file in the target's directory, without a name where the file system has such files; commit() flushes
+// them to the device and renames. Without a commit the target, old or absent, stays as it was and nothing is left
+// behind, also when the process is killed (file systems without nameless files keep .longkv-*.tmp then). A symbolic
+// link stays and its target is replaced. Devices and pipes (/dev/stdout, /dev/null) cannot be replaced by a rename:
+// they are written in place.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 
@@ -34,11 +37,14 @@ class AtomicFile {
 
  private:
   void discard();
+  // Tries free names beside the target until `make` succeeds with one, and keeps it.
+  Status take_name(const std::function<bool(const std::string& name)>& make);
 
   int fd_ = -1;
   uint64_t position_ = 0;
   std::string path_;
-  std::string temporary_;  // empty: written in place
+  std::string temporary_;  // name beside the target; empty while there is none
+  bool replaces_ = false;  // false: written in place
 };
 
 }  // namespace longkv

@@ -62,7 +62,7 @@ Status wrong_type(std::string_view key, const GgufValue& value, const char* expe
 
 Result<const GgufValue*> lookup(const Metadata& metadata, std::string_view key) {
   const auto it = metadata.all().find(key);
-  if (it == metadata.all().end()) return fail(Code::kInvalidArgument, "key '{}' is missing", printable(key));
+  if (it == metadata.all().end()) return fail(Code::kCorrupt, "key '{}' is missing", printable(key));
   return &it->second;
 }
 

@@ -26,7 +26,7 @@ class Metadata {
   bool has(std::string_view key) const;
   const std::map<std::string, GgufValue, std::less<>>& all() const { return values_; }
 
-  // Every getter: kCorrupt when the value has another type or is out of range; kInvalidArgument when the key is absent.
+  // Every getter: kCorrupt when the key is absent and when the value has another type or is out of range.
   // Integers accept any integer type; reals accept f32 and f64 and, as single values, must be finite.
   Result<int64_t> integer(std::string_view key, int64_t min, int64_t max) const;
   Result<double> real(std::string_view key) const;

@@ -111,12 +111,14 @@ Status apply_overrides(const RopeOverrides& o, ModelConfig& c) {
     c.rope.scaling = *o.scaling;
   }
   if (o.base) {
-    if (!(*o.base > 1.0)) return fail(Code::kInvalidArgument, "--rope-freq-base {} must be above 1", *o.base);
+    if (!(*o.base > 1.0) || !std::isfinite(*o.base))
+      return fail(Code::kInvalidArgument, "--rope-freq-base {} must be a number above 1", *o.base);
     changed("base", fmt::format("{}", c.rope.base), fmt::format("{}", *o.base));
     c.rope.base = *o.base;
   }
   if (o.factor) {
-    if (!(*o.factor > 0.0)) return fail(Code::kInvalidArgument, "--rope-scale {} must be positive", *o.factor);
+    if (!(*o.factor > 0.0) || !std::isfinite(*o.factor))
+      return fail(Code::kInvalidArgument, "--rope-scale {} must be a positive number", *o.factor);
     if (c.rope.scaling == RopeScaling::kNone) {
       return fail(Code::kInvalidArgument, "--rope-scale needs --rope-scaling linear, ntk or yarn");
     }
@@ -125,6 +127,11 @@ Status apply_overrides(const RopeOverrides& o, ModelConfig& c) {
   }
   if (o.original_context) {
     if (*o.original_context < 1) return fail(Code::kInvalidArgument, "--yarn-orig-ctx must be at least 1");
+    if (c.rope.scaling != RopeScaling::kYarn && c.rope.scaling != RopeScaling::kLongRope) {
+      return fail(Code::kInvalidArgument,
+                  "--yarn-orig-ctx has no meaning for rope scaling '{}'; it needs yarn or longrope",
+                  scaling_name(c.rope.scaling));
+    }
     changed("original context", std::to_string(c.rope.original_context), std::to_string(*o.original_context));
     c.rope.original_context = *o.original_context;
   }

@@ -53,7 +53,7 @@ TEST_F(MetadataTest, IntegersAreRangeChecked) {
   expect_error(m().integer("eps", 0, 9), Code::kCorrupt, "is f32; expected an integer");
   expect_error(m().integer("flag", 0, 9), Code::kCorrupt, "is bool");
   expect_error(m().integer("per_layer", 0, 9), Code::kCorrupt, "array of 3 i32");
-  expect_error(m().integer("absent", 0, 9), Code::kInvalidArgument, "'absent' is missing");
+  expect_error(m().integer("absent", 0, 9), Code::kCorrupt, "'absent' is missing");
 }
 
 TEST_F(MetadataTest, OtherScalarsAreTypeChecked) {
@@ -62,7 +62,7 @@ TEST_F(MetadataTest, OtherScalarsAreTypeChecked) {
   expect_error(m().real("inf"), Code::kCorrupt, "finite");
   expect_error(m().real("blocks"), Code::kCorrupt, "is u32");
   expect_error(m().boolean("byte"), Code::kCorrupt, "is u8");
-  expect_error(m().boolean("absent"), Code::kInvalidArgument, "missing");
+  expect_error(m().boolean("absent"), Code::kCorrupt, "missing");
   EXPECT_EQ(m().string("text").value(), "hello");
   expect_error(m().string("words"), Code::kCorrupt, "array of 1 string");
   expect_error(m().strings("text"), Code::kCorrupt, "is string");

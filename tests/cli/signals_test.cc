@@ -1,0 +1,156 @@
+// Ctrl-C and its like: the program stops within a second, keeps what was printed, leaves no half file, and ends by the
+// signal (130 in a shell).
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "support/paths.h"
+#include "support/program.h"
+#include "support/tiny_model.h"
+
+namespace longkv::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string needle() { return repo_model("needle-10m-128k-f16.gguf"); }
+
+// Long enough that no machine is done before the signal comes.
+std::string long_text() { return write_temp("long.txt", std::string(100000, 'q')); }
+
+std::string empty_dir(const std::string& name) {
+  const std::string dir = temp_path(name);
+  fs::remove_all(dir);
+  fs::create_directory(dir);
+  return dir;
+}
+
+// The time is the machine's as much as the program's: the best of three counts.
+Outcome stopped(const Args& args, const ProgramInput& input) {
+  Outcome o;
+  for (int i = 0; i < 3; ++i) {
+    o = longkv_program(args, input);
+    if (o.seconds < 1.0) break;
+  }
+  EXPECT_LT(o.seconds, 1.0);
+  EXPECT_EQ(o.signal, input.signal) << "exit code " << o.exit_code << " " << o.err;
+  EXPECT_NE(o.err.find("interrupted"), std::string::npos) << o.err;
+  return o;
+}
+
+TEST(CliSignals, WhileAPromptIsRead) {
+  for (const char* order : {"layer", "chunk"}) {
+    ProgramInput input;
+    input.signal_when = [](const Outcome& o) { return o.err.find("tokens of prompt") != std::string::npos; };
+    const std::string dir = empty_dir("stats");
+    const Outcome o = stopped(
+        {"run", "-m", needle(), "-f", long_text(), "-n", "4", "--prefill-order", order, "--stats", dir + "/s"}, input);
+    EXPECT_TRUE(o.out.empty());
+    EXPECT_TRUE(fs::is_empty(dir));
+  }
+}
+
+TEST(CliSignals, WhileAnswering) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    ProgramInput input;
+    input.signal = signal;
+    input.signal_when = [](const Outcome& o) { return o.out.size() > 20; };
+    const Outcome o = stopped({"run", "-m", needle(), "-p", "abc", "-n", "100000", "--ignore-eos", "-s", "1"}, input);
+    EXPECT_GT(o.out.size(), 20u);
+    EXPECT_EQ(o.out.back(), '\n');
+    EXPECT_NE(o.err.find("answer "), std::string::npos) << "the cost is printed all the same: " << o.err;
+  }
+}
+
+TEST(CliSignals, WhileAQuestionIsHidden) {
+  ProgramInput input;
+  input.signal_when = [](const Outcome& o) { return o.err.find("tokens of prompt") != std::string::npos; };
+  const std::string document = write_temp("document.txt", "a short document");
+  const Outcome o = stopped(
+      {"run", "-m", needle(), "--raw", "-f", document, "-p", std::string(100000, 'q'), "--hide-question", "-n", "4"},
+      input);
+  EXPECT_TRUE(o.out.empty());
+}
+
+TEST(CliSignals, WhileMeasuring) {
+  ProgramInput input;
+  input.signal_when = [](const Outcome& o) { return !o.out.empty(); };
+  const Outcome o = stopped({"bench", "-m", needle(), "-p", "16", "-n", "100000", "-r", "1", "-o", "json"}, input);
+  const auto rows = nlohmann::json::parse(o.out, nullptr, false);
+  EXPECT_FALSE(rows.is_discarded()) << "the rows so far are a whole document: " << o.out;
+  EXPECT_EQ(rows.size(), 1u);
+}
+
+TEST(CliSignals, WhileScoring) {
+  for (const std::string recipe : {"full", "quest:block=16,budget=256"}) {
+    const std::string dir = empty_dir("scores");
+    ProgramInput input;
+    input.signal_when = [](const Outcome& o) { return o.err.find("[1/") != std::string::npos; };
+    stopped({"ppl", "-m", needle(), "-f", long_text(), "-c", "512", "--kv", recipe, "--kl-divergence-base", dir + "/b"},
+            input);
+    EXPECT_TRUE(fs::is_empty(dir));
+  }
+}
+
+TEST(CliSignals, InAConversation) {
+  const Args chat = {"chat", "-m", needle(), "--chat-template", "mistral", "--ignore-eos", "-s", "1"};
+  ProgramInput answering;
+  answering.text = "hello\n";
+  answering.keep_open = true;
+  answering.signal_when = [](const Outcome& o) { return o.out.size() > 20; };
+  const Outcome o = stopped(chat, answering);
+  EXPECT_EQ(o.out.back(), '\n');
+  ProgramInput waiting = answering;
+  waiting.signal_when = [](const Outcome& so_far) { return so_far.out.find('\n') != std::string::npos; };
+  const Outcome left = longkv_program(join(chat, {"-n", "3"}), waiting);
+  EXPECT_EQ(left.exit_code, 0) << "Ctrl-C at the prompt leaves: " << left.err;
+  EXPECT_LT(left.seconds, 1.0);
+}
+
+TEST(CliSignals, WhatTheCallerIgnoresIsIgnored) {
+  ProgramInput input;
+  input.signal = input.ignored_signal = SIGHUP;
+  input.signal_when = [](const Outcome& o) { return o.out.size() > 5; };
+  const Outcome o =
+      longkv_program({"run", "-m", needle(), "-q", "-p", "abc", "-n", "300", "--ignore-eos", "-s", "1"}, input);
+  EXPECT_TRUE(succeeds(o)) << "nohup";
+}
+
+TEST(CliSignals, AReaderThatLeavesEndsTheProgramQuietly) {
+  const std::string dir = empty_dir("pipe");
+  const std::string text = long_text();
+  ProgramInput input;
+  input.close_out_early = true;
+  for (const Args& args : {Args{"run", "-m", needle(), "-q", "-p", "abc", "-n", "100000", "--ignore-eos", "-s", "1",
+                                "--stats", dir + "/s"},
+                           Args{"tokenize", "-m", needle(), "-f", text},
+                           Args{"bench", "-m", needle(), "-p", "1-200", "-n", "0", "-r", "1"}}) {
+    const Outcome o = longkv_program(args, input);
+    EXPECT_EQ(o.signal, SIGPIPE) << args[0] << " exit code " << o.exit_code;
+    EXPECT_TRUE(o.err.empty()) << args[0] << o.err;
+  }
+  EXPECT_TRUE(fs::is_empty(dir));
+  input.ignored_signal = SIGPIPE;
+  const Outcome o = longkv_program({"tokenize", "-m", needle(), "-f", text}, input);
+  EXPECT_EQ(o.exit_code, 1);
+  EXPECT_NE(o.err.find("Broken pipe"), std::string::npos) << o.err;
+}
+
+TEST(CliSignals, AKilledRunLeavesNoFile) {
+  const std::string dir = empty_dir("killed");
+  const int nameless = ::open(dir.c_str(), O_TMPFILE | O_WRONLY, 0600);
+  if (nameless < 0) GTEST_SKIP() << "this file system has no nameless files";
+  ::close(nameless);
+  ProgramInput input;
+  input.signal = SIGKILL;
+  input.signal_when = [](const Outcome& o) { return o.err.find("[1/") != std::string::npos; };
+  const Outcome o = longkv_program(
+      {"ppl", "-m", needle(), "-f", long_text(), "-c", "256", "--kl-divergence-base", dir + "/b"}, input);
+  EXPECT_EQ(o.signal, SIGKILL);
+  EXPECT_TRUE(fs::is_empty(dir));
+}
+
+}  // namespace
+}  // namespace longkv::test

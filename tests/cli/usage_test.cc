@@ -1,0 +1,238 @@
+// Wrong usage ends with exit code 2 and one message that names the mistake; help; notices and --strict.
+#include <algorithm>
+
+#include "support/paths.h"
+#include "support/program.h"
+#include "support/tiny_model.h"
+
+namespace longkv::test {
+namespace {
+
+std::string line_of(const Args& args) {
+  std::string line;
+  for (const std::string& a : args) line += a + " ";
+  return line;
+}
+
+std::string needle() { return repo_model("needle-10m-128k-f16.gguf"); }
+
+constexpr const char* kConfig =
+    "long_context:\n  chunk_size: 64\n  max_seq_len: 400\n  block_size: 32\n  local_windows_len: 64\n"
+    "  second_select_num: 2\n  threads_num: 1\n  anchor_type: QUEST\n  anchor_num: 2\n  kv_type: FP16\n"
+    "  dense_layer_num: 0\n  preselect_block: false\n  preselect_block_count: 0\n  head_select_mode: SEPARATE\n  "
+    "layer_step: 1\n  token_step: 1\n";
+
+TEST(CliUsage, WrongUsageIsNamedAndPrintsNothing) {
+  const std::string model = TinyModel().write("model.gguf");
+  const std::string text = write_temp("usage.txt", "some text to read");
+  const std::string config = write_temp("config.yaml", kConfig);
+  struct Case {
+    Args args;
+    std::string message;
+  };
+  const Args run = {"run", "-m", model, "-p", "x"};
+  const Args bench = {"bench", "-m", model, "-p", "0"};
+  const Args ppl = {"ppl", "-m", model};
+  const Case cases[] = {
+      {{}, "subcommand"},
+      {{"rum"}, "'rum' is not a command; did you mean 'run'?"},
+      {{"toknize"}, "did you mean 'tokenize'?"},
+      {{"fly"}, "commands are run, chat, bench"},
+      {join(run, {"--promt", "x"}), "'--promt' is not an option of 'run'; did you mean '--prompt'?"},
+      {join(run, {"--temperature", "1"}), "did you mean '--temp'?"},
+      {join(run, {"--cache-typ-k=f16"}), "did you mean '--cache-type-k'?"},
+      {join(run, {"-ctl", "f16"}), "'-ctl' is not an option of 'run'; did you mean '-ctk'?"},
+      {join(run, {"-ngl", "99"}), "'-ngl' is not an option of 'run'"},
+      {join(run, {"--zzzzzz"}), "'--zzzzzz' is not an option of 'run'"},
+      {join(bench, {"-c", "16"}), "'-c' is not an option of 'bench'; it belongs to run, chat, ppl, plan"},
+      {{"chat", "-m", model, "-f", text}, "it belongs to run, ppl, tokenize"},
+      {join(run, {"extra"}), "'extra' is not expected"},
+      {{"run", "-p", "x"}, "--model"},
+      {{"run", "-m"}, "--model"},
+      {{"run", "-m", "", "-p", "x"}, "--model: the value is empty"},
+      {{"run", "-m", model}, "nothing to read"},
+      {{"run", "-m", model, "-p", ""}, "nothing to read"},
+      {join(run, {"-f", ""}), "--file: the value is empty"},
+      {join(run, {"-m", model}), "--model"},
+      {join(run, {"--kv", "nosuch"}), "nosuch"},
+      {join(run, {"--kv", "quest:budget=x"}), "budget"},
+      {join(run, {"--kv", "full", "--kv-config", config}), "--kv and --kv-config both name a recipe"},
+      {join(run, {"--kv-config", text}), "usage.txt"},
+      {join(run, {"-t", "0"}), "--threads"},
+      {join(run, {"-t", "-3"}), "--threads"},
+      {join(run, {"-t", "99999"}), "--threads"},
+      {join(run, {"-t", "two"}), "'two' is not a whole number"},
+      {join(run, {"-c", "12x"}), "--ctx-size"},
+      {join(run, {"-c", "-4"}), "--ctx-size"},
+      {join(run, {"-c", "99999999999G"}), "--ctx-size"},
+      {join(run, {"-c", "100G"}), "out of range"},
+      {join(run, {"-c", "16", "-n", "16"}), "-n 16"},
+      {join(run, {"-n", "-2"}), "-n -2"},
+      {join(run, {"-n", "99999999999999999999"}), "99999999999999999999 is out of range"},
+      {join(run, {"-n", "0x10"}), "'0x10' is not a whole number"},
+      {join(run, {"-n", "4.5"}), "'4.5' is not a whole number"},
+      {join(run, {"-s", "99999999999999999999"}), "out of range"},
+      {join(run, {"-ub", "0"}), "--ubatch-size"},
+      {join(run, {"-ctk", "q9"}), "q9"},
+      {join(run, {"-v", "-q"}), "--quiet"},
+      {join(run, {"--temp", "nan"}), "--temp"},
+      {join(run, {"--temp", "1e999"}), "--temp"},
+      {join(run, {"--top-p", "2"}), "--top-p"},
+      {join(run, {"--samplers", "top_k;magic"}), "magic"},
+      {join(run, {"-l", "5"}), "ID+BIAS"},
+      {join(run, {"-l", "9999+1"}), "token 9999; the model has 261 tokens"},
+      {join(run, {"--isa", "mmx"}), "mmx"},
+      {join(run, {"--prefill-type", "int4"}), "int4"},
+      {join(run, {"--raw", "--chat-template", "chatml"}), "contradict"},
+      {join(run, {"--raw", "--sys", "x"}), "system"},
+      {join(run, {"--sys", "x"}), "--chat-template"},
+      {join(run, {"--chat-template", "nosuch"}), "--chat-template 'nosuch'"},
+      {join(run, {"--keep-first"}), "-f"},
+      {join(run, {"-f", text, "--keep-first", "--keep-last"}), "contradict"},
+      {join(run, {"--rope-scale", "2"}), "--rope-scaling"},
+      {join(run, {"--rope-scaling", "yarn", "--rope-scale", "0"}), "--rope-scale 0"},
+      {join(run, {"--rope-scaling", "yarn", "--rope-scale", "inf"}), "--rope-scale inf"},
+      {join(run, {"--rope-freq-base", "nan"}), "--rope-freq-base"},
+      {join(run, {"--yarn-orig-ctx", "64"}), "it needs yarn or longrope"},
+      {join(run, {"--kv-explain", "--stats", text}), "--stats"},
+      {join(run, {"--kv-check", "-1"}), "--kv-check"},
+      {{"chat", "-m", model}, "--chat-template"},
+      {ppl, "-f FILE"},
+      {join(ppl, {"-f", text, "-c", "512"}), "one window needs 512"},
+      {join(ppl, {"-f", text, "-c", "2"}), "at least 4"},
+      {join(ppl, {"-f", text, "--chunks", "0"}), "--chunks"},
+      {join(ppl, {"--kl-divergence"}), "--kl-divergence-base"},
+      {join(bench, {"-n", "0"}), "nothing to measure"},
+      {join(bench, {"-d", "8-4"}), "empty"},
+      {join(bench, {"-d", "1-9*1"}), "does not advance"},
+      {join(bench, {"-d", "5-"}), "-d"},
+      {join(bench, {"-pg", "5"}), "-pg"},
+      {join(bench, {"-r", "0"}), "--repetitions"},
+      {join(bench, {"-o", "xml"}), "--output"},
+      {join(bench, {"-o", "csv", "--json"}), "contradict"},
+      {join(bench, {"-o", "md", "--json"}), "contradict"},
+      {join(bench, {"-t", "1,0"}), "-t 0"},
+      {join(bench, {"--kv", "full,nosuch"}), "nosuch"},
+      {{"plan", "-m", model, "--ram", "many"}, "--ram"},
+      {{"plan", "-m", model, "--ram", "0"}, "--ram 0"},
+      {{"tokenize", "-m", model}, "-f FILE or as -p TEXT"},
+      {{"tokenize", "-m", model, "-p", "x", "-f", text}, "not as both"},
+      {{"inspect"}, "--model"},
+      {{"version", "--isa", "mmx"}, "mmx"},
+  };
+  for (const Case& c : cases) EXPECT_TRUE(refuses(longkv_program(c.args), 2, c.message)) << line_of(c.args);
+  ProgramInput environment;
+  environment.environment = {"LONGKV_ISA=mmx"};
+  EXPECT_TRUE(refuses(longkv_program({"version"}, environment), 2, "mmx"));
+}
+
+TEST(CliUsage, ValuesAreReadAsWritten) {
+  const std::string model = TinyModel().write("model.gguf");
+  const auto tokens = [&](const Args& more) {
+    Args args = {"run", "-m", model, "-q", "-p", "abc", "--temp", "0", "--ignore-eos"};
+    args.insert(args.end(), more.begin(), more.end());
+    const Outcome o = longkv_program(args);
+    EXPECT_TRUE(succeeds(o)) << line_of(more);
+    return int(o.out.size()) - 1;  // one letter a token, and the line break
+  };
+  EXPECT_EQ(tokens({"-n", "12"}), 12);
+  EXPECT_EQ(tokens({"-n", "012"}), 12) << "a leading zero is not octal";
+  EXPECT_EQ(tokens({"-n12"}), 12);
+  EXPECT_EQ(tokens({"--n-predict=12"}), 12);
+  EXPECT_EQ(tokens({"-qn12", "-t", "1"}), 12) << "flags may stand together";
+}
+
+TEST(CliUsage, HelpFitsAScreen) {
+  for (const std::string command : {"", "run", "chat", "bench", "ppl", "plan", "inspect", "tokenize", "version"}) {
+    for (const std::string flag : {"--help", "-h", "--help-all"}) {
+      const Outcome o = longkv_program(command.empty() ? Args{flag} : Args{command, flag});
+      EXPECT_TRUE(succeeds(o)) << command;
+      EXPECT_TRUE(o.err.empty()) << o.err;
+      EXPECT_GT(o.out.size(), 100u);
+      size_t width = 0;
+      for (size_t begin = 0; begin < o.out.size();) {
+        const size_t end = std::min(o.out.find('\n', begin), o.out.size());
+        width = std::max(width, end - begin);
+        begin = end + 1;
+      }
+      EXPECT_LE(width, 80u) << o.out;
+      if (flag == "--help-all") continue;
+      EXPECT_LE(std::count(o.out.begin(), o.out.end(), '\n'), 50) << o.out;
+      EXPECT_EQ(o.out.find("\n\n\n"), std::string::npos) << o.out;
+    }
+  }
+  const std::string run = longkv_program({"run", "--help"}).out;
+  EXPECT_NE(run.find("-ctk, --cache-type-k TEXT"), std::string::npos) << run;
+  EXPECT_EQ(run.find("--ctk"), std::string::npos) << run;
+  EXPECT_NE(longkv_program({"run", "--help-all"}).out.find("--repeat-penalty"), std::string::npos);
+  EXPECT_NE(longkv_program({"--help"}).out.find("Exit codes"), std::string::npos);
+}
+
+TEST(CliUsage, VersionIsACommandAndAFlag) {
+  const Outcome o = longkv_program({"version"});
+  EXPECT_TRUE(succeeds(o));
+  EXPECT_EQ(o.out.rfind("longkv ", 0), 0u);
+  EXPECT_EQ(longkv_program({"--version"}).out, o.out);
+}
+
+TEST(CliUsage, FlagsOfSeveralLettersAsInLlamaCpp) {
+  const Args base = {"run", "-m", needle(), "-q", "-t", "1", "--temp", "0", "-p", "abc", "-n", "8"};
+  const Outcome plain = longkv_program(base);
+  ASSERT_TRUE(succeeds(plain));
+  const Outcome o = longkv_program(join(base, {"-ctk", "f16", "-ctv=f16", "-ub", "16", "-b", "2048", "-fa", "on"}));
+  EXPECT_EQ(o.out, plain.out);
+  EXPECT_NE(o.err.find("--batch-size is ignored"), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("--flash-attn is ignored"), std::string::npos) << o.err;
+}
+
+TEST(CliUsage, EveryNoticeIsAnErrorWhenStrict) {
+  const std::string model = TinyModel().write("model.gguf");
+  const std::string text = write_temp("notice.txt", std::string(200, 'n'));
+  const std::string config = write_temp("config.yaml", kConfig);
+  const std::string base = temp_path("notice.logits");
+  ASSERT_TRUE(succeeds(longkv_program({"ppl", "-m", model, "-f", text, "-c", "64", "--kl-divergence-base", base})));
+  struct Case {
+    Args args;
+    std::string notice;
+  };
+  const Args run = {"run", "-m", model, "-p", "x", "-n", "1", "-t", "1"};
+  const Args configured = {"run", "-m", model, "-p", "x", "-n", "1", "--kv-config", config};
+  const Case cases[] = {
+      {join(run, {"-fa", "on"}), "--flash-attn is ignored"},
+      {join(run, {"-b", "64"}), "--batch-size is ignored"},
+      {join(run, {"-c", "4096"}), "beyond the 512"},
+      {join(run, {"--kv", "select=all + store=q8_0", "-ctk", "q4_0"}), "--cache-type-k q4_0 is used, not q8_0"},
+      {join(configured, {"-ub", "16"}), "--ubatch-size 16 is used, not chunk_size=64"},
+      {join(configured, {"-c", "100"}), "--ctx-size 100 is used, not max_seq_len=400"},
+      {join(configured, {"-t", "2"}), "--threads 2 is used, not threads_num=1"},
+      {join(configured, {"-ctv", "q8_0"}), "--cache-type-v q8_0 is used, not f16"},
+      {{"ppl", "-m", model, "-f", text, "-c", "64", "--chunks", "9"}, "there are only 3 windows"},
+      {{"ppl", "-m", model, "-f", text, "--kl-divergence", "--kl-divergence-base", base}, "-f is ignored"},
+      {{"bench", "-m", model, "-p", "4", "-n", "0", "-r", "1", "--fill", "random"}, "--fill random has no effect"},
+  };
+  for (const Case& c : cases) {
+    const Outcome loose = longkv_program(c.args);
+    EXPECT_TRUE(succeeds(loose)) << line_of(c.args);
+    EXPECT_NE(loose.err.find("note: "), std::string::npos) << line_of(c.args) << loose.err;
+    EXPECT_NE(loose.err.find(c.notice), std::string::npos) << line_of(c.args) << loose.err;
+    EXPECT_TRUE(refuses(longkv_program(join(c.args, {"--strict"})), 2, c.notice)) << line_of(c.args);
+  }
+  const Outcome silent = longkv_program(join(configured, {"-ub", "64", "-c", "400", "-t", "1", "-q"}));
+  EXPECT_TRUE(succeeds(silent));
+  EXPECT_TRUE(silent.err.empty()) << "the same values need no notice: " << silent.err;
+}
+
+TEST(CliUsage, AConfigFileSetsWhatTheCommandLineDoesNot) {
+  const std::string model = TinyModel().write("model.gguf");
+  const std::string config = write_temp("config.yaml", kConfig);
+  const auto plan = parsed(longkv_program({"plan", "-m", model, "--kv-config", config, "--json"}));
+  EXPECT_EQ(plan["context"], 400);
+  const auto smaller = parsed(longkv_program({"plan", "-m", model, "--kv-config", config, "--json", "-c", "300"}));
+  EXPECT_EQ(smaller["context"], 300);
+  const Outcome run = longkv_program({"run", "-m", model, "-p", "x", "-n", "1", "--kv-config", config});
+  EXPECT_NE(run.err.find(" 1 threads"), std::string::npos) << run.err;
+  EXPECT_NE(run.err.find("index=minmax(block=32"), std::string::npos) << run.err;
+}
+
+}  // namespace
+}  // namespace longkv::test
