@@ -1,4 +1,5 @@
 // `longkv bench`: llama-bench's tests and rows, for one or several KV recipes.
+#include <algorithm>
 #include <chrono>
 #include <ctime>
 #include <memory>

@@ -1,6 +1,7 @@
 // Conversations: what a turn reads, what is kept, and that the text is that of one fresh run over the whole.
 #include "chat/chat.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/threads.h"

@@ -1,5 +1,6 @@
 // What the program prints: valid JSON everywhere, only results on standard output, the same text for the same seed.
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 

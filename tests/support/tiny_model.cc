@@ -1,5 +1,6 @@
 #include "support/tiny_model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
