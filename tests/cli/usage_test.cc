@@ -44,8 +44,8 @@ TEST(CliUsage, WrongUsageIsNamedAndPrintsNothing) {
       {join(run, {"-ctl", "f16"}), "'-ctl' is not an option of 'run'; did you mean '-ctk'?"},
       {join(run, {"-ngl", "99"}), "'-ngl' is not an option of 'run'"},
       {join(run, {"--zzzzzz"}), "'--zzzzzz' is not an option of 'run'"},
-      {join(bench, {"-c", "16"}), "'-c' is not an option of 'bench'; it belongs to run, chat, ppl, plan"},
-      {{"chat", "-m", model, "-f", text}, "it belongs to run, ppl, tokenize"},
+      {join(bench, {"-c", "16"}), "'-c' is not an option of 'bench'; it belongs to run, chat, ppl"},
+      {{"chat", "-m", model, "-f", text}, "it belongs to run, ppl"},
       {join(run, {"extra"}), "'extra' is not expected"},
       {{"run", "-p", "x"}, "--model"},
       {{"run", "-m"}, "--model"},
@@ -143,7 +143,8 @@ TEST(CliUsage, ValuesAreReadAsWritten) {
 }
 
 TEST(CliUsage, HelpFitsAScreen) {
-  for (const std::string command : {"", "run", "chat", "bench", "ppl", "plan", "inspect", "tokenize", "version"}) {
+  for (const std::string command :
+       {"", "run", "chat", "bench", "ppl", "eval-kv", "plan", "inspect", "tokenize", "version"}) {
     for (const std::string flag : {"--help", "-h", "--help-all"}) {
       const Outcome o = longkv_program(command.empty() ? Args{flag} : Args{command, flag});
       EXPECT_TRUE(succeeds(o)) << command;
