@@ -11,7 +11,6 @@
 
 namespace longkv::test {
 namespace {
-
 Args run_on(const std::string& model) { return {"run", "-m", model, "-q", "-p", "abc", "-n", "2", "-t", "1"}; }
 
 TinyModel with(const std::string& tensor, const TensorMistake& mistake) {
@@ -42,8 +41,12 @@ TEST(CliModels, CutAnywhereIsAnError) {
   for (const size_t n : lengths) {
     const std::string path = write_temp("cut.gguf", bytes.substr(0, n));
     EXPECT_TRUE(refuses(longkv_program(run_on(path)), 1, "cut.gguf")) << n;
-    if (n % 4 == 0) EXPECT_TRUE(refuses(longkv_program({"inspect", "-m", path}), 1, "cut.gguf")) << n;
-    if (n % 4 == 1) EXPECT_TRUE(refuses(longkv_program({"tokenize", "-m", path, "-p", "x"}), 1, "cut.gguf")) << n;
+    if (n % 4 == 0) {
+      EXPECT_TRUE(refuses(longkv_program({"inspect", "-m", path}), 1, "cut.gguf")) << n;
+    }
+    if (n % 4 == 1) {
+      EXPECT_TRUE(refuses(longkv_program({"tokenize", "-m", path, "-p", "x"}), 1, "cut.gguf")) << n;
+    }
   }
 }
 
@@ -62,7 +65,9 @@ TEST(CliModels, AnyByteOfTheHeaderMayBeWrong) {
     EXPECT_EQ(o.signal, 0) << i << " " << o.err;
     EXPECT_TRUE(o.exit_code == 0 || o.exit_code == 1) << i << " exit " << o.exit_code << " " << o.err;
     EXPECT_EQ(o.err.find("internal"), std::string::npos) << i << " " << o.err;
-    if (o.exit_code == 1) EXPECT_NE(o.err.find("error: "), std::string::npos) << i;
+    if (o.exit_code == 1) {
+      EXPECT_NE(o.err.find("error: "), std::string::npos) << i;
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -103,7 +104,15 @@ TEST(CliSignals, InAConversation) {
   const Outcome o = stopped(chat, answering);
   EXPECT_EQ(o.out.back(), '\n');
   ProgramInput waiting = answering;
-  waiting.signal_when = [](const Outcome& so_far) { return so_far.out.find('\n') != std::string::npos; };
+  // An answer may hold line ends too: it is over when nothing has followed one for a while.
+  size_t size = 0;
+  auto since = std::chrono::steady_clock::now();
+  waiting.signal_when = [&](const Outcome& so_far) {
+    const auto now = std::chrono::steady_clock::now();
+    if (so_far.out.size() != size) since = now;
+    size = so_far.out.size();
+    return so_far.out.ends_with('\n') && now - since > std::chrono::milliseconds(300);
+  };
   const Outcome left = longkv_program(join(chat, {"-n", "3"}), waiting);
   EXPECT_EQ(left.exit_code, 0) << "Ctrl-C at the prompt leaves: " << left.err;
   EXPECT_LT(left.seconds, 1.0);

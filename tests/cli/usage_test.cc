@@ -1,5 +1,6 @@
 // Wrong usage ends with exit code 2 and one message that names the mistake; help; notices and --strict.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "support/paths.h"
 #include "support/program.h"
