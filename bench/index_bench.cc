@@ -72,19 +72,37 @@ BENCHMARK(scan)
                    {8192, 131072, 1048576}})
     ->Unit(benchmark::kMicrosecond);
 
-// A decode step of one layer at a depth, budget 2048, f16: microseconds of selection and of attention.
-// Args: kind, channels, tokens.
+// A decode step of one layer at a depth over random rows, one thread: microseconds of choosing and of attention, the
+// tail included. Args: recipe, channels, tokens.
+constexpr const char* kRecipes[] = {
+    "full",
+    "quest:dense_layers=0",
+    "quest:dense_layers=0,coarse=1",
+    "quest:dense_layers=0,summary=q8",
+    "quest:dense_layers=0,index=meandev",
+    "quest:dense_layers=0,index=mean",
+    "onebit",
+    "onebit:pool=max",
+    "onebit:coarse=0",
+    "onebit:block=1",
+    "onebit:refine=exact",
+    "sparq",
+    "double_sparsity",
+    "twilight:dense_layers=0",
+    "magicpig:dense=9",
+    "retroinfer",
+    "vattention:epsilon=0",
+};
+
 void step(benchmark::State& state) {
   const int dim = int(state.range(1));
   const int64_t rows = state.range(2);
   const KvShape shape = shape_of(2, 4, dim);
-  Recipe recipe;
-  recipe.index.kind = IndexKind(state.range(0));
-  recipe.select.all = false;
-  recipe.select.aggregate = Aggregate::kSoftmaxSum;
-  ThreadPool pool(1);  // the cost of one thread
+  const auto recipe = parse_recipe(kRecipes[state.range(0)]);
+  if (!recipe.ok()) return state.SkipWithError(recipe.status().message().c_str());
+  ThreadPool pool(1);
   auto session =
-      std::move(KvSession::create(shape, recipe, {rows + 4096}, {1.0f / std::sqrt(float(dim)), 0.0f}, pool)).value();
+      std::move(KvSession::create(shape, *recipe, {rows + 4096}, {1.0f / std::sqrt(float(dim)), 0.0f}, pool)).value();
   if (!session->fill_random(rows, 1).ok()) return state.SkipWithError("fill_random failed");
   const auto q = normal(8 * dim), kv = normal(2 * dim);
   std::vector<float> out(size_t(8 * dim));
@@ -100,13 +118,11 @@ void step(benchmark::State& state) {
   state.counters["attend_us"] = stats.seconds_attend / steps * 1e6;
   state.counters["index_KB"] = double(stats.index_bytes) / steps / 1024;
   state.counters["kv_KB"] = double(stats.kv_bytes) / steps / 1024;
-  state.SetLabel(index_kind_name(recipe.index.kind));
+  state.SetLabel(kRecipes[state.range(0)]);
 }
 BENCHMARK(step)
-    ->ArgsProduct({{int(IndexKind::kMean), int(IndexKind::kMinMax), int(IndexKind::kBits)},
-                   {64, 128},
-                   {8192, 131072, 1048576}})
-    ->Iterations(300)
+    ->ArgsProduct({benchmark::CreateDenseRange(0, int64_t(std::size(kRecipes)) - 1, 1), {64, 128}, {32768, 131072}})
+    ->Iterations(100)
     ->Unit(benchmark::kMicrosecond);
 
 }  // namespace

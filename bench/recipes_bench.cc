@@ -1,11 +1,12 @@
 // Answers, captured mass, errors, bytes and times of many recipes after one reading of each prompt.
 //
-//   recipes_bench MODEL DIRECTORY THREADS RECIPE...
+//   recipes_bench MODEL DIRECTORY THREADS SECONDS RECIPE...
 //
-// DIRECTORY holds NAME.document, NAME.question and NAME.answer, as bench/needle_tasks.py --write makes them. The
-// document is read once with full attention; every recipe takes the rows over (KvSession::copy_rows), decodes the
-// question and answers greedily, each token also with full attention for the comparison. Recipes whose index needs the
-// prompt's attention (infllm, ktransformers) have what they use for blocks of an answer instead.
+// No prompt is begun after SECONDS. DIRECTORY holds NAME.document, NAME.question and NAME.answer, as
+// bench/needle_tasks.py --write makes them. The document is read once with full attention; every recipe takes the rows
+// over (KvSession::copy_rows), decodes the question and answers greedily, each token also with full attention for the
+// comparison. Recipes whose index needs the prompt's attention (infllm, ktransformers) have what they use for blocks of
+// an answer instead.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -57,8 +58,9 @@ Result<bool> answer(Session& session, const Tokenizer& tokenizer, const std::str
   return text.starts_with(expected);
 }
 
-Status run(const std::string& model_path, const std::string& directory, int threads,
+Status run(const std::string& model_path, const std::string& directory, int threads, double seconds,
            const std::vector<std::string>& recipes) {
+  const double begin = now();
   LONGKV_ASSIGN(const auto model, LoadedModel::load(model_path));
   LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(model->file().metadata()));
   ThreadPool pool(threads);
@@ -69,6 +71,7 @@ Status run(const std::string& model_path, const std::string& directory, int thre
   std::sort(documents.begin(), documents.end());
   std::map<std::string, Totals> totals;
   for (const auto& document : documents) {
+    if (now() - begin > seconds) break;
     const std::string question = read_text(std::filesystem::path(document).replace_extension("question"));
     const std::string expected = read_text(std::filesystem::path(document).replace_extension("answer"));
     const std::string name = document.stem().string();
@@ -125,12 +128,12 @@ Status run(const std::string& model_path, const std::string& directory, int thre
 }  // namespace longkv
 
 int main(int argc, char** argv) {
-  if (argc < 5) {
-    fmt::print(stderr, "usage: recipes_bench MODEL DIRECTORY THREADS RECIPE...\n");
+  if (argc < 6) {
+    fmt::print(stderr, "usage: recipes_bench MODEL DIRECTORY THREADS SECONDS RECIPE...\n");
     return 2;
   }
-  const std::vector<std::string> recipes(argv + 4, argv + argc);
-  const longkv::Status status = longkv::run(argv[1], argv[2], std::atoi(argv[3]), recipes);
+  const std::vector<std::string> recipes(argv + 5, argv + argc);
+  const longkv::Status status = longkv::run(argv[1], argv[2], std::atoi(argv[3]), std::atof(argv[4]), recipes);
   if (!status.ok()) fmt::print(stderr, "{}\n", status.message());
   return status.ok() ? 0 : 1;
 }

@@ -41,11 +41,11 @@ TEST(Recipe, PresetsHaveThePublishedValues) {
             "store=f16 + index=dynamic(block=128,reps=1) + select=topk(budget=8320,sink=128,local=4096,heads=shared,"
             "dense_layers=2,preselect=32)");
   EXPECT_EQ(parsed("onebit").canonical(),
-            "store=f16 + index=bits(block=16) + select=topk(budget=1024,sink=16,local=64,aggregate=softmax)");
+            "store=f16 + index=bits(block=16,coarse=1) + select=topk(budget=1024,sink=16,local=64,aggregate=softmax)");
   EXPECT_EQ(parsed("sparq").canonical(),
-            "store=f16 + index=channels(channels=32) + select=topk(budget=1024,sink=0,local=256) + tail=mean");
+            "store=f16 + index=channels(channels=32,coarse=1) + select=topk(budget=1024,sink=0,local=256) + tail=mean");
   EXPECT_EQ(parsed("double_sparsity").canonical(),
-            "store=f16 + index=labels(channels=16) + select=topk(budget=1024,sink=0,local=64)");
+            "store=f16 + index=labels(channels=16,coarse=1) + select=topk(budget=1024,sink=0,local=64)");
   EXPECT_EQ(parsed("twilight").canonical(),
             "store=f16 + index=minmax(block=16) + select=topp(budget=8192,sink=0,local=16,p=0.85,candidates=8192,"
             "dense_layers=2)");
@@ -54,9 +54,10 @@ TEST(Recipe, PresetsHaveThePublishedValues) {
   EXPECT_EQ(parsed("retroinfer").canonical(),
             "store=f16 + index=clusters(cluster=16,segment=8192) + select=topk(budget=1024,share=0.018,sink=4,local=64,"
             "aggregate=softmax) + tail=clusters(share=0.232)");
-  EXPECT_EQ(parsed("vattention").canonical(),
-            "store=f16 + index=bits(block=1) + select=topk(budget=1024,sink=128,local=128,aggregate=softmax) + "
-            "tail=sample(rate=0.025,epsilon=0.05,delta=0.05)");
+  EXPECT_EQ(
+      parsed("vattention").canonical(),
+      "store=f16 + index=bits(block=1,coarse=1) + select=topk(budget=1024,sink=128,local=128,aggregate=softmax) + "
+      "tail=sample(rate=0.025,epsilon=0.05,delta=0.05)");
   EXPECT_EQ(parsed("q8").canonical(), "store=q8_0 + select=all");
   EXPECT_EQ(parsed("snapkv").canonical(), "keep=snapkv(budget=2048) + store=f16 + select=all");
   EXPECT_EQ(parsed("h2o").keep.keep_ratio, 0.2);

@@ -174,12 +174,15 @@ void ClusterIndex::estimate(int kv_head, const float* q, float scale, std::span<
   std::vector<double> logits(clusters.size());
   std::vector<double> sum(size_t(dim_v_), 0.0);
   double peak = -std::numeric_limits<double>::infinity(), total = 0;
+  float products[kColumnTile];
+  int64_t tile = -1;
   for (size_t i = 0; i < clusters.size(); ++i) {
     const int64_t k = clusters[i];
-    const float* tile = head.centroids.data() + k / kColumnTile * dim_ * kColumnTile + k % kColumnTile;
-    float dot = 0;
-    for (int64_t c = 0; c < dim_; ++c) dot += q[c] * tile[c * kColumnTile];
-    logits[i] = double(scale) * double(dot);
+    if (k / kColumnTile != tile) {
+      tile = k / kColumnTile;
+      column_products(q, 1, dim_, head.centroids.data() + tile * dim_ * kColumnTile, products, kColumnTile);
+    }
+    logits[i] = double(scale) * double(products[k % kColumnTile]);
     peak = std::max(peak, logits[i]);
   }
   std::fill(out, out + dim_v_, 0.0f);

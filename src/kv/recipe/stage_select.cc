@@ -46,11 +46,11 @@ const RecipePreset kPresets[] = {
      "index=dynamic(block=128,reps=1) + select=topk(budget=8320,sink=128,local=4096,heads=shared,dense_layers=2,"
      "preselect=32)"},
     // Ours: signs of rotated keys, pages of 16.
-    {"onebit", "index=bits(block=16) + select=topk(budget=1024,sink=16,local=64,aggregate=softmax)"},
+    {"onebit", "index=bits(block=16,coarse=1) + select=topk(budget=1024,sink=16,local=64,aggregate=softmax)"},
     // r = 32 channels, k rows with a local window of k / 4, the mean value for the rest.
-    {"sparq", "index=channels(channels=32) + select=topk(budget=1024,sink=0,local=256) + tail=mean"},
+    {"sparq", "index=channels(channels=32,coarse=1) + select=topk(budget=1024,sink=0,local=256) + tail=mean"},
     // A label cache of 16 channels in 4 bits, heavy tokens by the sum of the group's scores.
-    {"double_sparsity", "index=labels(channels=16) + select=topk(budget=1024,sink=0,local=64)"},
+    {"double_sparsity", "index=labels(channels=16,coarse=1) + select=topk(budget=1024,sink=0,local=64)"},
     // Quest hands 8192 rows on; 4-bit keys find the smallest set with 85% of their mass. Two dense layers.
     {"twilight",
      "index=minmax(block=16) + select=topp(budget=8192,sink=0,local=16,p=0.85,candidates=8192,refine=int4,"
@@ -63,7 +63,7 @@ const RecipePreset kPresets[] = {
      "aggregate=softmax) + tail=clusters(share=0.232)"},
     // Sinks, window, the best rows, and a sample of the others for 5% of error at 95% confidence.
     {"vattention",
-     "index=bits(block=1) + select=topk(budget=1024,sink=128,local=128,aggregate=softmax) + "
+     "index=bits(block=1,coarse=1) + select=topk(budget=1024,sink=128,local=128,aggregate=softmax) + "
      "tail=sample(rate=0.025,epsilon=0.05,delta=0.05)"},
 };
 

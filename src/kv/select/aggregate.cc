@@ -6,8 +6,8 @@
 #define HWY_TARGET_INCLUDE "kv/select/aggregate.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
-// After highway.h: the maths library is compiled once for each target.
-#include <hwy/contrib/math/math-inl.h>
+
+#include "ops/fast_exp-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace longkv {
@@ -66,7 +66,7 @@ void SoftmaxSum(float* scores, int64_t stride, int heads, int64_t n, float scale
     const auto peak = hn::Set(d, hn::GetLane(hn::MaxOfLanes(d, peak_lanes)));
     auto sum_lanes = hn::Zero(d);
     for_each_vector(n, [&](int64_t, auto load, auto store, auto mask) {
-      const auto e = hn::Exp(d, hn::Mul(hn::Sub(finite(load(row)), peak), hn::Set(d, scale)));
+      const auto e = fast_exp2(d, hn::Mul(hn::Sub(finite(load(row)), peak), hn::Set(d, scale * kLog2E)));
       sum_lanes = hn::Add(sum_lanes, hn::IfThenElseZero(mask, e));
       store(e, row);
     });

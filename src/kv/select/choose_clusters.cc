@@ -31,13 +31,17 @@ void Selector::choose_clusters(LayerState& state, ThreadPool& pool, KvStats& sta
     owner.keys.resize(size_t(n));
     for (int64_t i = 0; i < n; ++i) owner.keys[size_t(i)] = (uint64_t(~score_key(own[i])) << 32) | uint64_t(i);
     const int64_t estimated = tail_.kind == TailKind::kClusters ? int64_t(std::ceil(tail_.share * double(n))) : 0;
-    // A cluster has a row or more, so no more of them than rows can be read; the others need no order.
-    const int64_t ranked = std::min(n, owner.rows);
+    // About this many clusters fill the rows; the others need no order unless they are smaller than most.
+    int64_t ranked = std::min(n, std::max<int64_t>(64, owner.rows / 4));
     std::partial_sort(owner.keys.begin(), owner.keys.begin() + ranked, owner.keys.end());
     std::vector<int64_t>& rows = owner.picked;
     rows.clear();
     int64_t taken = 0;
-    for (; taken < ranked; ++taken) {
+    for (; taken < n; ++taken) {
+      if (taken == ranked) {
+        ranked = n;
+        std::sort(owner.keys.begin() + taken, owner.keys.end());
+      }
       const auto members = index.members(int(o), int64_t(owner.keys[size_t(taken)] & 0xffffffffu));
       if (taken > 0 && int64_t(rows.size() + members.size()) > owner.rows) break;
       rows.insert(rows.end(), members.begin(), members.end());

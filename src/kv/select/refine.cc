@@ -15,6 +15,8 @@ namespace longkv {
 
 namespace {
 
+// Rows between two ranges that are scanned along with them.
+constexpr int64_t kRefineGap = 64;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 // Sum of exp(scale * s[i] - peak) over n scores; NaN counts as nothing. scale * s[i] <= peak.
@@ -96,19 +98,35 @@ void Selector::score_tokens(LayerState& state, const float* q, Owner& owner, Thr
       stats.index_bytes += n * kv_row_bytes(types_.k, shape_.dim_k);
       continue;
     }
+    // Neighbouring ranges are scanned as one: the index reads whole tiles anyway.
     const float* scaled = query_.data() + int64_t(first) * shape_.dim_k;
-    int64_t at = 0;
     refine_tasks_.clear();
-    for (const RowRange& r : owner.tokens) {
-      for (int64_t b = r.begin; b < r.end; b += kRefineRows) {
-        const int64_t end = std::min(r.end, b + kRefineRows);
-        refine_tasks_.push_back({0, at, b, end});
+    for (int64_t i = 0, at = 0; i < int64_t(owner.tokens.size()); ++i) {
+      const RowRange& r = owner.tokens[size_t(i)];
+      for (int64_t b = r.begin; b < r.end;) {
+        ScoreTask* last = refine_tasks_.empty() ? nullptr : &refine_tasks_.back();
+        if (last == nullptr || b - last->end > kRefineGap || b - last->begin >= kRefineRows) {
+          last = &refine_tasks_.emplace_back(ScoreTask{int(i), at, b, b});
+        }
+        const int64_t end = std::min(r.end, last->begin + kRefineRows);
         at += end - b;
+        b = last->end = end;
       }
     }
     pool.run(int64_t(refine_tasks_.size()), [&](int64_t t, int) {
       const ScoreTask& task = refine_tasks_[size_t(t)];
-      state.four->score(first_head + h, scaled, n_q, task.begin, task.end, dst + task.offset, n);
+      thread_local std::vector<float> span;
+      const int64_t length = task.end - task.begin;
+      span.resize(size_t(n_q * length));
+      state.four->score(first_head + h, scaled, n_q, task.begin, task.end, span.data(), length);
+      int64_t at = task.offset;
+      for (size_t i = size_t(task.part); i < owner.tokens.size() && owner.tokens[i].begin < task.end; ++i) {
+        const int64_t begin = std::max(owner.tokens[i].begin, task.begin);
+        const int64_t count = std::min(owner.tokens[i].end, task.end) - begin;
+        for (int j = 0; j < n_q; ++j)
+          std::copy_n(span.data() + j * length + begin - task.begin, count, dst + j * n + at);
+        at += count;
+      }
     });
     for (int64_t i = 0; i < n_q * n; ++i) dst[i] *= softmax_scale_;
     stats.index_bytes += state.four->bytes_scored(n);

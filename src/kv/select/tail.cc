@@ -56,46 +56,53 @@ void Selector::merge_sample(int layer, LayerState& state, const float* q, RowRan
   tail_ranges_.resize(units.size());
   tail_out_.resize(size_t(heads) * size_t(shape_.dim_v));
   tail_lse_.resize(size_t(heads));
-  std::vector<RowRange> others;
-  std::vector<int64_t> scratch;
-  std::vector<float> logits, values, log_rate(units.size());
-  tail_units_.clear();
-  for (size_t u = 0; u < units.size(); ++u) {
-    const SelectionUnit& unit = units[u];
-    other_rows(ranges[u], visible, others);
+  std::vector<float> log_rate(units.size());
+  std::vector<int64_t> read(units.size(), 0);
+  pool.run(int64_t(units.size()), [&](int64_t u, int) {
+    thread_local std::vector<RowRange> others;
+    thread_local std::vector<int64_t> scratch, rows;
+    thread_local std::vector<float> logits, values;
+    const SelectionUnit& unit = units[size_t(u)];
+    const KvHeadView& view = state.views[size_t(unit.kv_head)];
+    std::vector<RowRange>& sample = tail_ranges_[size_t(u)];
+    other_rows(ranges[size_t(u)], visible, others);
     const int64_t rest = count_rows(others);
-    const SampleOrder order(sample_key(tail_.seed, layer, int64_t(u), visible.end), rest);
-    AttendUnit& attended = tail_units_.emplace_back();
-    attended.q = q + int64_t(unit.first_query) * shape_.dim_k;
-    attended.n_q = unit.n_q;
-    attended.kv = state.views[size_t(unit.kv_head)];
-    attended.out = tail_out_.data() + int64_t(unit.first_query) * shape_.dim_v;
-    attended.lse = tail_lse_.data() + unit.first_query;
-
+    const SampleOrder order(sample_key(tail_.seed, layer, u, visible.end), rest);
     const int64_t base = std::min(rest, std::max(kLeastBase, int64_t(std::ceil(tail_.rate * double(rest)))));
-    sample_ranges(others, order, base, scratch, tail_ranges_[u]);
+    sample_ranges(others, order, base, scratch, sample);
     int64_t size = base;
     if (tail_.epsilon > 0 && base < rest) {
-      attended.ranges = tail_ranges_[u];
-      logits.resize(size_t(unit.n_q * base));
-      values.resize(size_t(base * shape_.dim_v));
-      attend_scores(attended, params_, logits.data(), pool);
-      int64_t at = 0;
-      for (const RowRange& r : tail_ranges_[u]) {
-        decode_v_rows(attended.kv, r.begin, r.end, values.data() + at * shape_.dim_v);
-        at += count_of(r);
+      rows.clear();
+      for (const RowRange& r : sample) {
+        for (int64_t row = r.begin; row < r.end; ++row) rows.push_back(row);
       }
-      stats.kv_bytes += base * row_bytes_;
+      values.resize(size_t(base * shape_.dim_v));
+      for (int64_t i = 0; i < base; ++i) {
+        decode_v_rows(view, rows[size_t(i)], rows[size_t(i)] + 1, values.data() + i * shape_.dim_v);
+      }
+      logits.resize(size_t(unit.n_q * base));
+      score_rows(view, q + int64_t(unit.first_query) * shape_.dim_k, unit.n_q, params_, rows, logits.data());
       for (int j = 0; j < unit.n_q; ++j) {
         const int head = unit.first_query + j;
         size = std::max(size, sample_size(logits.data() + j * base, values.data(), base, shape_.dim_v, rest,
                                           out + int64_t(head) * shape_.dim_v, lse[head], tail_.epsilon, tail_.delta));
       }
-      if (size > base) sample_ranges(others, order, size, scratch, tail_ranges_[u]);
+      if (size > base) sample_ranges(others, order, size, scratch, sample);
     }
-    log_rate[u] = size > 0 ? float(std::log(double(rest) / double(size))) : 0.0f;
-    stats.kv_bytes += size * row_bytes_;
-    stats.rows_attended += size;
+    log_rate[size_t(u)] = size > 0 ? float(std::log(double(rest) / double(size))) : 0.0f;
+    read[size_t(u)] = size;
+  });
+  tail_units_.resize(units.size());
+  for (size_t u = 0; u < units.size(); ++u) {
+    const SelectionUnit& unit = units[u];
+    AttendUnit& attended = tail_units_[u];
+    attended.q = q + int64_t(unit.first_query) * shape_.dim_k;
+    attended.n_q = unit.n_q;
+    attended.kv = state.views[size_t(unit.kv_head)];
+    attended.out = tail_out_.data() + int64_t(unit.first_query) * shape_.dim_v;
+    attended.lse = tail_lse_.data() + unit.first_query;
+    stats.kv_bytes += read[u] * row_bytes_;
+    stats.rows_attended += read[u];
   }
   for (size_t u = 0; u < units.size(); ++u) tail_units_[u].ranges = tail_ranges_[u];
   attend(tail_units_, params_, tail_scratch_, pool);

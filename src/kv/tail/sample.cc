@@ -49,16 +49,23 @@ int64_t SampleOrder::at(int64_t i) const {
 
 void sample_ranges(std::span<const RowRange> ranges, const SampleOrder& order, int64_t count,
                    std::vector<int64_t>& scratch, std::vector<RowRange>& out) {
-  scratch.resize(size_t(count));
-  for (int64_t i = 0; i < count; ++i) scratch[size_t(i)] = order.at(i);
-  std::sort(scratch.begin(), scratch.end());
+  // A bit per row that may be drawn: no sorting.
+  const int64_t n = count_rows(ranges);
+  scratch.assign(size_t(n / 64 + 1), 0);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t place = order.at(i);
+    scratch[size_t(place / 64)] |= int64_t(uint64_t{1} << (place % 64));
+  }
   out.clear();
   size_t range = 0;
   int64_t passed = 0;
-  for (const int64_t place : scratch) {
-    while (place - passed >= count_of(ranges[range])) passed += count_of(ranges[range++]);
-    const int64_t row = ranges[range].begin + place - passed;
-    append_range(out, {row, row + 1});
+  for (size_t word = 0; word < scratch.size(); ++word) {
+    for (auto bits = uint64_t(scratch[word]); bits != 0; bits &= bits - 1) {
+      const int64_t place = int64_t(word) * 64 + std::countr_zero(bits);
+      while (place - passed >= count_of(ranges[range])) passed += count_of(ranges[range++]);
+      const int64_t row = ranges[range].begin + place - passed;
+      append_range(out, {row, row + 1});
+    }
   }
 }
 

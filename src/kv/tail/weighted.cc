@@ -10,25 +10,39 @@
 
 namespace longkv {
 
+void score_rows(const KvHeadView& kv, const float* q, int n_q, const AttendParams& params,
+                std::span<const int64_t> rows, float* logits) {
+  thread_local std::vector<float> row;
+  row.resize(size_t(kv.dim_k));
+  const auto n = int64_t(rows.size());
+  for (int64_t i = 0; i < n; ++i) {
+    decode_k_rows(kv, rows[size_t(i)], rows[size_t(i)] + 1, row.data());
+    for (int j = 0; j < n_q; ++j) {
+      const float* own = q + int64_t(j) * kv.dim_k;
+      float dot[8] = {};
+      int c = 0;
+      for (; c + 8 <= kv.dim_k; c += 8) {
+        for (int l = 0; l < 8; ++l) dot[l] += own[c + l] * row[size_t(c + l)];
+      }
+      for (; c < kv.dim_k; ++c) dot[0] += own[c] * row[size_t(c)];
+      float logit = params.scale * (((dot[0] + dot[4]) + (dot[2] + dot[6])) + ((dot[1] + dot[5]) + (dot[3] + dot[7])));
+      if (params.softcap > 0) logit = params.softcap * std::tanh(logit / params.softcap);
+      if (kv.bias != nullptr) logit += kv.bias[rows[size_t(i)]];
+      logits[j * n + i] = logit;
+    }
+  }
+}
+
 void attend_weighted(const KvHeadView& kv, const float* q, const AttendParams& params, std::span<const int64_t> rows,
                      std::span<const float> log_weight, float* out, float* lse) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
   thread_local std::vector<float> row, logits;
   row.resize(size_t(std::max(kv.dim_k, kv.dim_v)));
   logits.resize(rows.size());
+  score_rows(kv, q, 1, params, rows, logits.data());
   float peak = kNone;
   for (size_t i = 0; i < rows.size(); ++i) {
-    decode_k_rows(kv, rows[i], rows[i] + 1, row.data());
-    float dot[8] = {};
-    int c = 0;
-    for (; c + 8 <= kv.dim_k; c += 8) {
-      for (int l = 0; l < 8; ++l) dot[l] += q[c + l] * row[size_t(c + l)];
-    }
-    for (; c < kv.dim_k; ++c) dot[0] += q[c] * row[size_t(c)];
-    float logit = params.scale * (((dot[0] + dot[4]) + (dot[2] + dot[6])) + ((dot[1] + dot[5]) + (dot[3] + dot[7])));
-    if (params.softcap > 0) logit = params.softcap * std::tanh(logit / params.softcap);
-    if (kv.bias != nullptr) logit += kv.bias[rows[i]];
-    logits[i] = logit + log_weight[i];
+    logits[i] += log_weight[i];
     peak = std::max(peak, logits[i]);
   }
   std::fill(out, out + kv.dim_v, 0.0f);
