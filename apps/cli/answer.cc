@@ -65,6 +65,8 @@ nlohmann::ordered_json cost_json(const Session& session, const Answer& answer, c
   j["prompt_tokens"] = cost.prompt_tokens;
   j["prompt_seconds"] = cost.prompt_seconds;
   j["prompt_tokens_per_second"] = cost.prompt_seconds > 0 ? double(cost.prompt_tokens) / cost.prompt_seconds : 0.0;
+  j["prompt_attention_seconds"] = session.kv().prefill_stats().seconds_attend;
+  j["prompt_density"] = session.kv().prefill_stats().density();
   j["answer_tokens"] = answer.ids.size();
   j["answer_seconds"] = answer.seconds;
   const double rate = answer.step_seconds > 0 ? double(answer.timed_steps) / answer.step_seconds : 0.0;
@@ -107,8 +109,12 @@ nlohmann::ordered_json cost_json(const Session& session, const Answer& answer, c
 
 std::string cost_text(const nlohmann::ordered_json& j) {
   auto number = [&](const char* key) { return j.contains(key) ? j[key].get<double>() : 0.0; };
-  std::string out = fmt::format("prompt  {:>8.0f} tokens in {:.2f} s, {:.1f} tokens/s\n", number("prompt_tokens"),
+  std::string out = fmt::format("prompt  {:>8.0f} tokens in {:.2f} s, {:.1f} tokens/s", number("prompt_tokens"),
                                 number("prompt_seconds"), number("prompt_tokens_per_second"));
+  if (number("prompt_density") < 1) {
+    out += fmt::format("; {:.1f}% of the attention scores computed", 100 * number("prompt_density"));
+  }
+  out += "\n";
   out += fmt::format("answer  {:>8.0f} tokens in {:.2f} s, {:.1f} tokens/s\n", number("answer_tokens"),
                      number("answer_seconds"), number("answer_tokens_per_second"));
   if (j.contains("kv_bytes_per_token")) {

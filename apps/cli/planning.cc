@@ -2,6 +2,7 @@
 
 #include "model_label.h"
 #include "output.h"
+#include "prefill/sparse.h"
 
 namespace longkv::cli {
 
@@ -24,7 +25,8 @@ Result<KvPlan> plan_for(const LoadedModel& model, const Recipe& recipe, int64_t 
   m.hidden_bytes_per_token = Session::hidden_bytes(c, 1);
   m.hidden_bytes_limit = Session::hidden_bytes(c, c.context);
   m.scratch_bytes =
-      kProgramBytes + c.vocab * (kTokenizerBytes + int64_t(sizeof(float))) + Graph::scratch_bytes(c, chunk);
+      kProgramBytes + c.vocab * (kTokenizerBytes + int64_t(sizeof(float))) +
+      Graph::scratch_bytes(c, SparsePrefill::chunk_tokens(recipe.prefill, chunk, context > 0 ? context : c.context));
   PlanMachine machine;
   machine.ram_bytes = limits.ram_bytes > 0 ? limits.ram_bytes : available_ram_bytes();
   machine.bandwidth = limits.bandwidth;

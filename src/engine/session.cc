@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "engine/likelihood.h"
+#include "prefill/sparse.h"
 
 namespace longkv {
 
@@ -17,7 +18,7 @@ namespace {
 constexpr int64_t kHiddenBytes = int64_t(1) << 30;
 
 int64_t span_tokens(const ModelConfig& config, int64_t chunk) {
-  return std::max(chunk, kHiddenBytes / (config.dim * int64_t(sizeof(float))));
+  return std::max<int64_t>(1, kHiddenBytes / (config.dim * int64_t(sizeof(float))) / chunk) * chunk;
 }
 
 // RoPE of the model's layers for the KV side. Only frequencies are used: a table of one position has them.
@@ -54,6 +55,8 @@ Session::Session(std::shared_ptr<const LoadedModel> model, const SessionOptions&
       pool_(pool),
       kv_(std::move(kv)),
       graph_(std::move(model), options.context, options.products, pool) {
+  // Estimates of sparse prompt attention want more queries at a time than products of weights do.
+  options_.chunk = SparsePrefill::chunk_tokens(options.recipe.prefill, options.chunk, options.context);
   logits_.resize(size_t(graph_.model().config().vocab));
 }
 

@@ -11,6 +11,7 @@
 #include "kv/cache.h"
 #include "kv/keep/spec.h"
 #include "longkv/status.h"
+#include "prefill/spec.h"
 
 namespace longkv {
 
@@ -120,6 +121,7 @@ struct StoreSpec {
 
 struct Recipe {
   std::string name = "custom";  // preset, name in a file, or "custom": a label
+  PrefillSpec prefill;
   KeepSpec keep;
   IndexSpec index;
   SelectSpec select;

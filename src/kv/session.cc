@@ -74,6 +74,7 @@ KvSession::Impl::Impl(const KvShape& shape, const Recipe& recipe, const AttendPa
   const int per_head = shape.group_size / n_q;
   for (int u = 0; u < shape.kv_heads * per_head; ++u) units.push_back({u / per_head, u * n_q, n_q});
   const size_t layers = size_t(shape.layers), query_heads = size_t(shape.kv_heads) * size_t(shape.group_size);
+  prompt_start.assign(layers, -1);
   ranges.resize(layers * units.size());
   head_ranges.resize(layers * size_t(shape.kv_heads));
   views.resize(size_t(shape.kv_heads));
@@ -117,6 +118,7 @@ Result<std::unique_ptr<KvSession>> KvSession::create(const KvShape& shape, const
   LONGKV_ASSIGN(KvCache cache, KvCache::create(shape, recipe.store.types(), capacity, needs.fields));
   auto session = std::unique_ptr<KvSession>(
       new KvSession(std::move(cache), recipe, params, pool, std::move(extras.keeper), std::move(extras.rotate)));
+  LONGKV_ASSIGN(session->impl_->sparse_prefill, SparsePrefill::create(recipe.prefill, shape));
   LONGKV_ASSIGN(session->impl_->selector, Selector::create(shape, recipe, session->impl_->plans, capacity, params));
   return session;
 }
@@ -156,6 +158,7 @@ Status KvSession::begin_chunk(int layer, const float* q, const float* k, const f
                 first + n, prompt_end);
   }
   LONGKV_TRY(cache_.append(layer, k, v, n, impl.pool));
+  begin_prompt(layer, first, prompt_end);
   load_views(layer);
   // Where rows are evicted at the prompt's end, the index is built of those that stay.
   if (!evicts(layer)) impl.selector->append(layer, impl.views, first, first + n, impl.pool);
@@ -191,7 +194,7 @@ Status KvSession::prefill(int layer, const float* q, const float* k, const float
   LONGKV_TRY(begin_chunk(layer, q, k, v, n, prompt_end, args));
   args.out = out;
   args.cancel = cancel;
-  impl.prefill_attention.run(args);
+  attend_prompt(layer, args, prompt_end);
   if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) {
     return fail(Code::kCancelled, "interrupted while reading the prompt");
   }
@@ -221,6 +224,7 @@ Status KvSession::finish_prefill(int layer) {
   load_views(layer);
   impl.selector->finish_prompt(layer, impl.views, impl.pool);
   impl.step = -1;
+  impl.prompt_start[size_t(layer)] = -1;
   cache_.release_outside_window(layer);
   for (KvSession* follower : impl.followers) LONGKV_TRY(follower->finish_prefill(layer));
   return {};
@@ -366,6 +370,7 @@ Status KvSession::truncate(TokenCount tokens) {
   }
   if (impl.keeper) impl.keeper->truncated(cache_);
   impl.step = -1;
+  std::fill(impl.prompt_start.begin(), impl.prompt_start.end(), -1);
   return {};
 }
 

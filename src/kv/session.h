@@ -13,6 +13,7 @@
 #include "kv/keep/keep.h"
 #include "kv/recipe.h"
 #include "longkv/status.h"
+#include "prefill/attention.h"
 
 namespace longkv {
 
@@ -36,6 +37,15 @@ struct KvStats {
 struct KvSessionExtras {
   KvRotate rotate;                 // the model's RoPE; recipes that turn rows are refused without it
   std::unique_ptr<Keeper> keeper;  // instead of the recipe's keep stage
+};
+
+// What reading the last prompt computed.
+struct PrefillStats {
+  std::vector<PrefillPairs> layers;  // (query, key) pairs over all query heads
+  double seconds_attend = 0;         // estimates included
+
+  // Pairs computed of those that causality and windows allow, over all layers; 1 for a dense prompt.
+  double density() const;
 };
 
 class KvSession {
@@ -74,6 +84,7 @@ class KvSession {
   const KvCache& cache() const { return cache_; }
   const KvStats& stats() const { return stats_; }
   int64_t index_bytes_held() const;
+  const PrefillStats& prefill_stats() const { return prefill_stats_; }
   void reset_stats();
   // Every n-th decode step also attends fully and fills the check fields of the statistics; 0 = never.
   void set_check_every(int n) { check_every_ = n; }
@@ -115,10 +126,15 @@ class KvSession {
   void count_rows(int layer);
   void check(int layer, bool sparse, const float* q, const float* out);
 
+  // Notes where a layer's prompt begins.
+  void begin_prompt(int layer, int64_t first, int64_t prompt_end);
+  void attend_prompt(int layer, const PrefillAttendArgs& args, int64_t prompt_end);
+
   struct Impl;
   KvCache cache_;
   Recipe recipe_;
   KvStats stats_;
+  PrefillStats prefill_stats_;
   int check_every_ = 0;
   bool probing_ = false;
   std::unique_ptr<Impl> impl_;

@@ -15,6 +15,7 @@
 #include "kv/select/selector.h"
 #include "kv/session.h"
 #include "prefill/attention.h"
+#include "prefill/sparse.h"
 
 namespace longkv {
 
@@ -28,6 +29,8 @@ struct KvSession::Impl {
   AttendParams params;
   ThreadPool& pool;
   PrefillAttention prefill_attention;
+  std::unique_ptr<SparsePrefill> sparse_prefill;
+  std::vector<int64_t> prompt_start;  // [layers], first row of the prompt that is being read; -1 between prompts
   std::vector<LayerPlan> plans;  // [layers]
   std::unique_ptr<Selector> selector;
   std::unique_ptr<Keeper> keeper;  // nullptr: every row stays

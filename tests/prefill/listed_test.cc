@@ -25,7 +25,8 @@ class RandomLists final : public RowLists {
   void rows(int head, RowRange queries, std::vector<RowRange>& out) const override {
     out.clear();
     for (int64_t row = 0; row < queries.end; ++row) {
-      if (row >= queries.begin / block_ * block_ || listed(head, queries.begin / block_, row)) append_range(out, {row, row + 1});
+      if (row >= queries.begin / block_ * block_ || listed(head, queries.begin / block_, row))
+        append_range(out, {row, row + 1});
     }
   }
   bool attends(int head, int64_t query, int64_t row) const {
