@@ -138,8 +138,8 @@ def main():
             result = future.result()
             right = result["text"].startswith(prompt[2])
             results.setdefault((length, recipe, task), []).append((right, result["cost"]))
-    print("| length | recipe | " + " | ".join(options.tasks) + " | KV + index bytes a token | rows | captured mass |")
-    print("| --- " * (5 + len(options.tasks)) + "|")
+    print("| length | recipe | " + " | ".join(options.tasks) + " | KV + index bytes a token | rows | captured mass | prompt tokens/s | prompt density |")
+    print("| --- " * (7 + len(options.tasks)) + "|")
     for length in options.lengths:
         for recipe in options.kv:
             cells, costs = [], []
@@ -152,7 +152,8 @@ def main():
                 return sum(values) / len(values) if values else float("nan")
             bytes_read = mean("kv_bytes_per_token") + mean("index_bytes_per_token")
             print(f"| {length} | {recipe} | " + " | ".join(cells) +
-                  f" | {bytes_read:.0f} | {mean('rows_attended'):.0f} | {mean('captured_mass'):.3f} |")
+                  f" | {bytes_read:.0f} | {mean('rows_attended'):.0f} | {mean('captured_mass'):.3f}"
+                  f" | {mean('prompt_tokens_per_second'):.0f} | {mean('prompt_density'):.3f} |")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ int main(int argc, char** argv) {
   add_ppl(app, exit_code);
   add_eval_kv(app, exit_code);
   add_plan(app, exit_code);
+  add_search_prefill(app, exit_code);
   add_inspect(app, exit_code);
   add_tokenize(app, exit_code);
   add_version(app, exit_code);

@@ -3,7 +3,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/threads.h"
@@ -85,6 +87,10 @@ class KvSession {
   const KvStats& stats() const { return stats_; }
   int64_t index_bytes_held() const;
   const PrefillStats& prefill_stats() const { return prefill_stats_; }
+  // Called after each prompt chunk of a layer with the arguments of its attention; their memory is valid during the
+  // call.
+  using PrefillObserver = std::function<void(int layer, const PrefillAttendArgs& chunk, int64_t prompt_end)>;
+  void set_prefill_observer(PrefillObserver observer) { prefill_observer_ = std::move(observer); }
   void reset_stats();
   // Every n-th decode step also attends fully and fills the check fields of the statistics; 0 = never.
   void set_check_every(int n) { check_every_ = n; }
@@ -135,6 +141,7 @@ class KvSession {
   Recipe recipe_;
   KvStats stats_;
   PrefillStats prefill_stats_;
+  PrefillObserver prefill_observer_;
   int check_every_ = 0;
   bool probing_ = false;
   std::unique_ptr<Impl> impl_;

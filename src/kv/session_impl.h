@@ -31,7 +31,7 @@ struct KvSession::Impl {
   PrefillAttention prefill_attention;
   std::unique_ptr<SparsePrefill> sparse_prefill;
   std::vector<int64_t> prompt_start;  // [layers], first row of the prompt that is being read; -1 between prompts
-  std::vector<LayerPlan> plans;  // [layers]
+  std::vector<LayerPlan> plans;       // [layers]
   std::unique_ptr<Selector> selector;
   std::unique_ptr<Keeper> keeper;  // nullptr: every row stays
   KeepNeeds keep_needs;

@@ -44,6 +44,7 @@ void KvSession::attend_prompt(int layer, const PrefillAttendArgs& args, int64_t 
   sum.attended += pairs.attended;
   sum.causal += pairs.causal;
   prefill_stats_.seconds_attend += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (prefill_observer_) prefill_observer_(layer, args, prompt_end);
 }
 
 }  // namespace longkv

@@ -2,11 +2,18 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "prefill/assignment.h"
 
 namespace longkv {
 
 Result<std::unique_ptr<SparsePrefill>> SparsePrefill::create(const PrefillSpec& spec, const KvShape& shape) {
+  if (spec.kind != PrefillKind::kDense && spec.dense_layers >= shape.layers) {
+    return fail(Code::kInvalidArgument,
+                "prefill: dense_layers={} leaves none of the model's {} layers to the pattern; nearest legal: "
+                "dense_layers={}, or prefill=dense",
+                spec.dense_layers, shape.layers, shape.layers - 1);
+  }
   auto stage = std::unique_ptr<SparsePrefill>(new SparsePrefill(spec, shape));
   const int heads = shape.kv_heads * shape.group_size;
   switch (spec.kind) {

@@ -18,10 +18,6 @@ RecipeStageInfo single(RecipeStage stage, const char* name, const char* choice, 
 
 }  // namespace
 
-RecipeStageInfo prefill_stage() {
-  return single(RecipeStage::kPrefill, "prefill", "dense", [](const Recipe&) { return std::string("dense"); });
-}
-
 RecipeStageInfo mask_stage() {
   return single(RecipeStage::kMask, "mask", "none", [](const Recipe&) { return std::string("none"); });
 }

@@ -20,18 +20,12 @@ struct LaterWord {
 };
 constexpr LaterWord kLater[] = {
     {"fastgen", "streaming"},
-    {"minference", "full"},
     {"kivi2", "store=q4_0"},
     {"kivi4", "store=q4_0"},
     {"fp8", "store=q8_0"},
     {"leank", "store=q8_0"},
     {"think", "store=q8_0"},
     {"asymkv", "streaming"},
-    {"a_shape", "prefill=dense"},
-    {"vertical_slash", "prefill=dense"},
-    {"block_sparse", "prefill=dense"},
-    {"flex", "prefill=dense"},
-    {"xattention", "prefill=dense"},
     {"gpu", "place=cpu"},
     {"hybrid", "place=cpu"},
     {"disk", "place=cpu"},
