@@ -35,6 +35,13 @@ Status check_needs(const KeepNeeds& needs, const Recipe& recipe, bool rotates) {
                 "KvSessionExtras::rotate or choose a recipe with absolute positions",
                 recipe.canonical());
   }
+  if (needs.mass_queries == KeepNeeds::kAll && recipe.prefill.kind != PrefillKind::kDense) {
+    return fail(
+        Code::kInvalidArgument,
+        "{}: this keep stage wants the attention mass that every query of the prompt gives, which a sparse prefill "
+        "does not compute; nearest legal: the same recipe with prefill=dense",
+        recipe.canonical());
+  }
   if (recipe.select.all) return {};
   if (needs.step != KeepStep::kNone) {
     return fail(Code::kInvalidArgument,

@@ -61,6 +61,9 @@ PrefillPairs SparsePrefill::run(const PrefillAttendArgs& args, int layer, int64_
   part.q += sparse * query_heads * args.heads[0].dim_k;
   part.out += sparse * query_heads * args.heads[0].dim_v;
   part.first_position += sparse;
+  first_rows_.assign(args.first_rows.begin(), args.first_rows.end());
+  for (int64_t& row : first_rows_) row += sparse;
+  part.first_rows = first_rows_;
   part.tokens -= sparse;
   attention.run(part);
   const int64_t dense = dense_pairs(part);

@@ -33,6 +33,7 @@ class SparsePrefill {
   PrefillSpec spec_;
   KvShape shape_;
   std::unique_ptr<PrefillPattern> pattern_;  // none: everything is dense
+  std::vector<int64_t> first_rows_;          // scratch: [kv_heads]
 };
 
 }  // namespace longkv
