@@ -11,6 +11,7 @@
 #include "kv/select/coarse.h"
 #include "kv/select/layer_plan.h"
 #include "kv/tail/value_means.h"
+#include "prefill/sparse.h"
 
 namespace longkv {
 
@@ -142,7 +143,11 @@ void measure(KvPlan& plan) {
     plan.field_bytes += shape.kv_heads * rows * needs.fields.bytes();
     plan.k_bytes += shape.kv_heads * round_up(rows * k_row, kPage);
     plan.v_bytes += shape.kv_heads * round_up(rows * v_row, kPage);
-    unreleased = std::max(unreleased, evicts && needs.every_chunk ? 0 : n - rows);
+    // Dense layers with a sliding window return rows chunk by chunk.
+    const bool returns = layer.window > 0 && layer.role == LayerRole::kDense;
+    const int64_t waiting =
+        returns ? std::min(n - rows, SparsePrefill::chunk_tokens(recipe.prefill, kUsualChunk, n)) : n - rows;
+    unreleased = std::max(unreleased, evicts && needs.every_chunk ? 0 : waiting);
 
     int64_t attended = rows;
     int64_t readers = 1;  // lists that read rows of one KV head

@@ -17,6 +17,7 @@ double PrefillStats::density() const {
 }
 
 void KvSession::begin_prompt(int layer, int64_t first, int64_t prompt_end) {
+  if (prefill_stats_.layers.empty()) prefill_stats_.layers.resize(size_t(cache_.shape().layers));
   int64_t& start = impl_->prompt_start[size_t(layer)];
   if (start >= 0) return;
   start = first;
@@ -45,6 +46,12 @@ void KvSession::attend_prompt(int layer, const PrefillAttendArgs& args, int64_t 
   sum.causal += pairs.causal;
   prefill_stats_.seconds_attend += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (prefill_observer_) prefill_observer_(layer, args, prompt_end);
+  // Rows behind a sliding window go at once, so that a layer holds its window and a chunk of a long prompt. Those of an
+  // earlier prompt stay until this one is complete: an interrupted prompt must leave them as they were. A layer with an
+  // index is summarised at the prompt's end, which reads all rows.
+  if (impl.prompt_start[size_t(layer)] == 0 && impl.plans[size_t(layer)].role == LayerRole::kDense) {
+    cache_.release_outside_window(layer);
+  }
 }
 
 }  // namespace longkv

@@ -120,7 +120,10 @@ TEST(Plan, SlidingWindows) {
   const KvPlan p = planned(m, "full", 131072);
   EXPECT_EQ(p.k_bytes, (16 * 131072LL + 16 * 1024LL) * 8 * 256);
   EXPECT_EQ(p.read_rows_bytes, (16 * 131072LL + 16 * 1024LL) * 8 * 512);
-  EXPECT_EQ(p.prompt_bytes, kGiB + (131072LL - 1024) * 8 * 512);
+  EXPECT_EQ(p.prompt_bytes, kGiB + 512LL * 8 * 512);  // a chunk beside the window
+  // A window layer with an index keeps its rows until they are summarised.
+  const KvPlan indexed = planned(m, "quest:budget=512", 131072);
+  EXPECT_EQ(indexed.prompt_bytes, kGiB + (131072LL - 1024) * 8 * 512);
 }
 
 TEST(Plan, LargestContextFitsAndOneMoreDoesNot) {

@@ -98,6 +98,40 @@ TEST_F(PrefillStageTest, SelectionAndPreselectionReadTheDenseLastRows) {
   EXPECT_TRUE(std::equal(out.begin() + exact * width, out.end(), dense.begin() + exact * width));
 }
 
+TEST_F(PrefillStageTest, WindowLayersReturnRowsWhileTheFirstPromptIsRead) {
+  KvShape shape = make_shape(1, 2, 2, 16);
+  shape.window = {64};
+  const auto session = make_session(shape, recipe_of("store=f32"), 1024, pool_);
+  ASSERT_NE(session, nullptr);
+  std::vector<float> out(size_t(1000 * 4 * 16));
+  const auto read = [&](int64_t begin, int64_t end, int64_t prompt_end) {
+    for (int64_t i = begin; i < end; i += 100) {
+      ASSERT_TRUE(session
+                      ->prefill(0, tokens_.q_at(shape, i), tokens_.k_at(shape, i), tokens_.v_at(shape, i), 100,
+                                prompt_end, out.data() + i * 4 * 16, nullptr)
+                      .ok());
+    }
+  };
+  for (int64_t i = 0; i < 700; i += 100) {
+    read(i, i + 100, 700);
+    EXPECT_EQ(session->cache().view(0, 1).first_row, i + 100 - 63);
+  }
+  ASSERT_TRUE(session->finish_prefill(0).ok());
+  // An interrupted second prompt leaves the first as it was.
+  read(700, 900, 1000);
+  EXPECT_EQ(session->cache().view(0, 1).first_row, 700 - 63);
+  ASSERT_TRUE(session->truncate({700}).ok());
+  read(700, 1000, 1000);
+  ASSERT_TRUE(session->finish_prefill(0).ok());
+  EXPECT_EQ(session->cache().view(0, 1).first_row, 1000 - 63);
+  for (int64_t t = 0; t < 1000; t += 37) {
+    for (int j = 0; j < 4; ++j) {
+      const Partial p = reference_attend(shape, tokens_, t, j, {{std::max<int64_t>(0, t - 63), t + 1}}, 0.25);
+      for (int c = 0; c < 16; ++c) ASSERT_NEAR(out[size_t((t * 4 + j) * 16 + c)], p.out[size_t(c)], 1e-5) << t;
+    }
+  }
+}
+
 TEST_F(PrefillStageTest, ImpossibleSettingsAreRefusedWithTheNearestLegalOne) {
   const auto refused = [&](const std::string& text, const std::string& part) {
     auto recipe = parse_recipe(text);
