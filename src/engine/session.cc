@@ -38,6 +38,11 @@ KvRotate rotation(const LoadedModel& model, int64_t context) {
   };
 }
 
+// Estimates of sparse prompt attention want more queries at a time than products of weights do.
+int64_t prompt_chunk(const KvSession& kv, const SessionOptions& options) {
+  return SparsePrefill::chunk_tokens(kv.recipe().prefill, options.chunk, options.context);
+}
+
 bool cancelled(const std::atomic<bool>* cancel) { return cancel != nullptr && cancel->load(std::memory_order_relaxed); }
 
 Result<std::unique_ptr<KvSession>> create_kv(const LoadedModel& model, const Recipe& recipe, int64_t context,
@@ -55,8 +60,6 @@ Session::Session(std::shared_ptr<const LoadedModel> model, const SessionOptions&
       pool_(pool),
       kv_(std::move(kv)),
       graph_(std::move(model), options.context, options.products, pool) {
-  // Estimates of sparse prompt attention want more queries at a time than products of weights do.
-  options_.chunk = SparsePrefill::chunk_tokens(options.recipe.prefill, options.chunk, options.context);
   logits_.resize(size_t(graph_.model().config().vocab));
 }
 
@@ -106,7 +109,8 @@ Status Session::prefill(std::span<const int32_t> ids, const PrefillProgress& pro
     }
   }
   const bool chunk_major = options_.order == PrefillOrder::kChunkMajor || sink;
-  const int64_t span = chunk_major ? options_.chunk : span_tokens(c, options_.chunk);
+  const int64_t chunk = prompt_chunk(*kv_, options_);
+  const int64_t span = chunk_major ? chunk : span_tokens(c, chunk);
   for (int64_t begin = 0; begin < n; begin += span) {
     const int64_t count = std::min(span, n - begin);
     const Status s = prefill_span(ids.subspan(size_t(begin), size_t(count)), start + n, begin + count == n, begin, n,
@@ -130,12 +134,13 @@ Status Session::prefill_span(std::span<const int32_t> ids, int64_t prompt_end, b
   const ModelConfig& c = model().config();
   const int64_t n = int64_t(ids.size());
   const int64_t start = tokens();
+  const int64_t chunk = prompt_chunk(*kv_, options_);
   if (hidden_.size() < size_t(n * c.dim)) hidden_.resize(size_t(n * c.dim));
   LONGKV_TRY(graph_.embed(ids.data(), n, hidden_.data()));
   int64_t token_layers = 0;
   for (int layer = 0; layer < c.layers; ++layer) {
-    for (int64_t begin = 0; begin < n; begin += options_.chunk) {
-      const int64_t count = std::min(options_.chunk, n - begin);
+    for (int64_t begin = 0; begin < n; begin += chunk) {
+      const int64_t count = std::min(chunk, n - begin);
       LONGKV_TRY(
           graph_.prefill_layer(layer, *kv_, hidden_.data() + begin * c.dim, count, start + begin, prompt_end, cancel));
       if (cancelled(cancel)) return fail(Code::kCancelled, "interrupted while the prompt was read");

@@ -11,7 +11,9 @@ void KvSession::add_follower(KvSession* follower) { impl_->followers.push_back(f
 
 void KvSession::clear_followers() { impl_->followers.clear(); }
 
-bool KvSession::changes_prompt() const { return impl_->keep_needs.every_chunk; }
+bool KvSession::changes_prompt() const {
+  return impl_->keep_needs.every_chunk || recipe_.prefill.kind != PrefillKind::kDense;
+}
 
 void KvSession::set_reference(const KvSession* full) { impl_->reference = full; }
 

@@ -187,7 +187,24 @@ TEST(Recipe, WordsOfLaterVersionsAreKnown) {
   expect_refused("keep=fastgen", {"known but not in this version", "streaming"});
   expect_refused("store=kivi2", {"known but not in this version", "q4_0"});
   expect_refused("place=hybrid", {"known but not in this version", "place=cpu"});
-  expect_refused("prefill=flex", {"known but not in this version", "prefill=dense"});
+}
+
+TEST(Recipe, PrefillStage) {
+  EXPECT_EQ(parsed("xattention").canonical(),
+            "prefill=xattention(sink=128,tau=0.9,stride=16,min_blocks=16) + store=f16 + select=all");
+  EXPECT_EQ(parsed("flex").canonical(), "prefill=flex(gamma=0.9,tau=0.1,min_budget=1024) + store=f16 + select=all");
+  EXPECT_EQ(parsed("a_shape:last=100+q8"), parsed("prefill=a_shape(sink=128,window=3968,last=100) + store=q8_0"));
+  EXPECT_EQ(parsed("quest+minference").prefill.diagonals, 6096);
+  for (const char* text : {"minference:file=\"a b.json\",missing=vertical_slash,dense_layers=0,threshold=64K,chunk=8K",
+                           "prefill=block_sparse(blocks=7,last=0)", "prefill=xattention(tau=50%,heads=kv,stride=8)"}) {
+    const Recipe recipe = parsed(text);
+    EXPECT_EQ(parsed(recipe.canonical()), recipe) << recipe.canonical();
+    EXPECT_FALSE(recipe == parsed("full")) << text;
+  }
+  EXPECT_EQ(parsed("minference:file=\"a b.json\"").prefill.file, "a b.json");
+  expect_refused("flex:stride=8", {"unknown parameter", "gamma"});
+  expect_refused("xattention:chunk=1000", {"nearest legal: chunk=1024"});
+  expect_refused("prefill=xatention", {"did you mean 'xattention'"});
 }
 
 TEST(Recipe, IllegalCombinationsNameTheNearestLegalOne) {
