@@ -117,7 +117,7 @@ int main(int argc, char** argv) {
   if (!bandwidth.ok()) return 1;
   std::printf("%s, %s, %d threads, read %.2f GB/s (median %.2f)\n", cpu_model_name().c_str(), isa_name(active_isa()),
               threads, bandwidth->best, bandwidth->median);
-  constexpr KvType kTypes[] = {KvType::kF32, KvType::kF16, KvType::kBf16, KvType::kQ8_0, KvType::kQ4_0};
+  constexpr KvType kTypes[] = {KvType::kF32, KvType::kF16, KvType::kBf16, KvType::kFp8, KvType::kQ8_0, KvType::kQ4_0};
   for (KvType t : kTypes) run_case({"needle-10m 32K", t, t, 64, 3, 2, 6, 32768, 0}, pool);
   for (KvType t : {KvType::kF16, KvType::kQ8_0, KvType::kQ4_0}) {
     run_case({"llama 128", t, t, 128, 4, 8, 2, 16384, 0}, pool);

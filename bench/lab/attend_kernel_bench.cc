@@ -12,6 +12,7 @@
 
 #include "base/cpu.h"
 #include "kv/attend_kernel.h"
+#include "kv/attend_quant.h"
 #include "kv/cache.h"
 #include "kv/layout.h"
 
@@ -51,6 +52,14 @@ double row_time(const Shape& shape, int64_t bytes, int rounds, ThreadPool& pool)
   run.q = q.data();
   run.q_stride = q_stride;
   run.n_q = shape.group;
+  std::vector<uint8_t> image(size_t(quant_query_bytes(shape.dim) * shape.group));
+  if (has_quant_kernels(shape.type)) {
+    for (int h = 0; h < shape.group; ++h) {
+      prepare_quant_query(shape.type, q.data() + h * q_stride, shape.dim,
+                          image.data() + h * quant_query_bytes(shape.dim));
+    }
+    run.q_image = image.data();
+  }
   run.rows = piece;
   run.chunk_rows = 1024;
   run.partial_stride = q_stride + 2;
@@ -77,7 +86,7 @@ int main() {
   using namespace longkv;
   ThreadPool pool(1);
   std::printf("%s, %s\n", cpu_model_name().c_str(), isa_name(active_isa()));
-  constexpr KvType kTypes[] = {KvType::kF32, KvType::kF16, KvType::kBf16, KvType::kQ8_0, KvType::kQ4_0};
+  constexpr KvType kTypes[] = {KvType::kF32, KvType::kF16, KvType::kBf16, KvType::kFp8, KvType::kQ8_0, KvType::kQ4_0};
   constexpr int kShapes[][2] = {{64, 1}, {64, 3}, {128, 1}, {128, 4}, {128, 8}, {256, 4}};
   for (const auto& [dim, group] : kShapes) {
     for (KvType type : kTypes) {

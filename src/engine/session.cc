@@ -49,7 +49,7 @@ Result<std::unique_ptr<KvSession>> create_kv(const LoadedModel& model, const Rec
                                              ThreadPool& pool, std::unique_ptr<Keeper> keeper) {
   const ModelConfig& c = model.config();
   return KvSession::create(c.kv_shape(), recipe, RowCapacity{context}, AttendParams{c.attn_scale, c.attn_softcap}, pool,
-                           KvSessionExtras{rotation(model, context), std::move(keeper)});
+                           KvSessionExtras{rotation(model, context), std::move(keeper), c.name});
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "kv/attend_kernel.h"
+#include "kv/attend_quant.h"
 #include "kv/layout.h"
 
 namespace longkv {
@@ -25,12 +26,24 @@ constexpr int64_t kTasksPerThread = 4;
 
 int64_t partial_stride_for(int64_t dim_v) { return round_up(dim_v, kAttendPad) + 2; }
 
+// Floats of a query head in scratch: its padded channels, and what quantised keys are multiplied by.
+int64_t query_floats(const KvHeadView& kv) {
+  const int64_t image = has_quant_kernels(kv.k_type) ? quant_query_bytes(kv.dim_k) / int64_t(sizeof(float)) : 0;
+  return round_up(kv.dim_k, kAttendPad) + image;
+}
+
 void pad_queries(const AttendUnit& unit, float scale, float* dst, int64_t stride) {
+  scale *= query_factor(unit.kv.k_type);
+  const bool quant = has_quant_kernels(unit.kv.k_type);
+  auto* image = reinterpret_cast<uint8_t*>(dst + stride * unit.n_q);
   for (int h = 0; h < unit.n_q; ++h) {
     const float* q = unit.q + int64_t(h) * unit.kv.dim_k;
     float* padded = dst + h * stride;
     for (int c = 0; c < unit.kv.dim_k; ++c) padded[c] = q[c] * scale;
     std::fill(padded + unit.kv.dim_k, padded + stride, 0.0f);
+    if (quant) {
+      prepare_quant_query(unit.kv.k_type, padded, unit.kv.dim_k, image + h * quant_query_bytes(unit.kv.dim_k));
+    }
   }
 }
 
@@ -51,13 +64,15 @@ AttendRun make_run(const AttendUnit& unit, const AttendParams& params, const flo
   run.q = q;
   run.q_stride = q_stride;
   run.n_q = unit.n_q;
+  if (has_quant_kernels(unit.kv.k_type)) run.q_image = reinterpret_cast<const uint8_t*>(q + q_stride * unit.n_q);
   run.softcap = params.softcap;
   return run;
 }
 
 }  // namespace
 
-void attend(std::span<const AttendUnit> units, const AttendParams& params, AttendScratch& scratch, ThreadPool& pool) {
+void attend_whole(std::span<const AttendUnit> units, const AttendParams& params, AttendScratch& scratch,
+                  ThreadPool& pool) {
   scratch.units.resize(units.size());
   int64_t floats = 0, total_chunks = 0;
   for (size_t u = 0; u < units.size(); ++u) {
@@ -67,7 +82,7 @@ void attend(std::span<const AttendUnit> units, const AttendParams& params, Atten
     plan.chunk_rows = chunk_rows_for(plan.rows);
     plan.chunks = ceil_div(plan.rows, plan.chunk_rows);
     plan.q_at = floats;
-    floats += round_up(unit.kv.dim_k, kAttendPad) * unit.n_q;
+    floats += query_floats(unit.kv) * unit.n_q;
     plan.partials_at = floats;
     floats += plan.chunks * unit.n_q * partial_stride_for(unit.kv.dim_v);
     total_chunks += plan.chunks;
@@ -143,10 +158,11 @@ void merge_partials(const float* outs, const float* lses, int n, int64_t dim, fl
   *lse = float(double(top) + std::log(total));
 }
 
-void attend_scores(const AttendUnit& unit, const AttendParams& params, float* dst, ThreadPool& pool) {
+void attend_scores_whole(const AttendUnit& unit, const AttendParams& params, float* dst, int64_t dst_stride,
+                         ThreadPool& pool) {
   const int64_t rows = count_rows(unit.ranges);
   const int64_t q_stride = round_up(unit.kv.dim_k, kAttendPad);
-  std::vector<float> q(size_t(q_stride * unit.n_q));
+  std::vector<float> q(size_t(query_floats(unit.kv) * unit.n_q));
   pad_queries(unit, params.scale, q.data(), q_stride);
   const int64_t step = chunk_rows_for(rows);
   std::vector<RowCursor> starts;
@@ -157,7 +173,7 @@ void attend_scores(const AttendUnit& unit, const AttendParams& params, float* ds
     AttendRun run = make_run(unit, params, q.data(), q_stride);
     run.start = starts[size_t(task)];
     run.rows = std::min(step, rows - task * step);
-    score_run(run, dst + task * step, rows);
+    score_run(run, dst + task * step, dst_stride);
   });
 }
 

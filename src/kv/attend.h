@@ -39,15 +39,28 @@ struct AttendScratch {
     int64_t unit, first_chunk, chunks;
     int64_t range, row;  // where the first chunk starts
   };
+  // Units over heads with a middle, cut in two.
+  struct Regions {
+    struct Part {
+      int64_t outside = 0, n_outside = 0, inside = 0, n_inside = 0;  // in the lists of ranges
+      int64_t at = 0;                                                // in `floats`
+    };
+    std::vector<Part> parts;
+    std::vector<AttendUnit> units;
+    std::vector<RowRange> outside, inside;
+    std::vector<float> floats, merge;
+  };
   std::vector<Unit> units;
   std::vector<Task> tasks;
   std::vector<float> floats;
+  Regions regions;
 };
 
 // Splits the rows of each unit in chunks fixed by its row count (never by thread count) and merges them in order: the
 // same bits for any number of threads, for any cut of the same rows in ranges, and for a query head alone or in a
 // group. Channels: 1 to 1024, in groups of 32 for q8_0 and q4_0. A row with NaN or infinite scores makes the output
-// NaN, except that a score of -inf has no weight.
+// NaN, except that a score of -inf has no weight. Of a head with a middle, the rows inside and outside it are attended
+// apart and merged.
 void attend(std::span<const AttendUnit> units, const AttendParams& params, AttendScratch& scratch, ThreadPool& pool);
 
 // Merges n partials of one query head in the given order: out[dim] and lse become the merged ones.

@@ -6,6 +6,8 @@
 
 #include "base/checked.h"
 #include "base/float16.h"
+#include "kv/attend_blocks.h"
+#include "kv/attend_quant.h"
 #include "kv/layout.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -14,83 +16,12 @@
 #include <hwy/highway.h>
 
 #include "kv/attend_products-inl.h"
+#include "kv/attend_softmax-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace longkv {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-// exp(x) = 2^n * exp(r), |r| <= ln(2)/2, exp(r) = 1 + r + r^2 g(r) with g of degree 4 through the Chebyshev nodes
-// (error below 1e-8). ln(2) is split so that n * ln2_hi is exact.
-HWY_INLINE VF exp_vector(VF x) {
-  const DF d;
-  const hn::RebindToSigned<DF> di;
-  // Below this 2^n would be subnormal. Comparisons with NaN are false, so NaN runs through the polynomial.
-  const auto tiny = hn::Lt(x, hn::Set(d, -87.33f));
-  // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits, from where a shift takes it to the exponent.
-  const VF magic = hn::Set(d, 0x1.8p23f);
-  const VF shifted = hn::MulAdd(hn::Max(hn::Set(d, -87.33f), x), hn::Set(d, 1.44269504f), magic);
-  const VF n = hn::Sub(shifted, magic);
-  const VF r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x));
-  VF g = hn::Set(d, 1.3926326e-3f);
-  g = hn::MulAdd(g, r, hn::Set(d, 8.3632928e-3f));
-  g = hn::MulAdd(g, r, hn::Set(d, 4.1666554e-2f));
-  g = hn::MulAdd(g, r, hn::Set(d, 0.16666576f));
-  g = hn::MulAdd(g, r, hn::Set(d, 0.5f));
-  const VF e = hn::MulAdd(hn::Mul(r, r), g, hn::Add(r, hn::Set(d, 1.0f)));
-  // A product, not an addition to e's bits: those of a NaN must stay.
-  const auto power = hn::Add(hn::ShiftLeft<23>(hn::BitCast(di, shifted)), hn::Set(di, 0x3f800000));
-  return hn::IfThenZeroElse(tiny, hn::Mul(e, hn::BitCast(d, power)));
-}
-
-float exp_scalar(float x) { return hn::GetLane(exp_vector(hn::Set(DF(), x))); }
-
-// softcap * tanh(s / softcap), with tanh(y) = (1 - t) / (1 + t), t = exp(-2|y|) <= 1: no overflow.
-void cap_scores(float* s, int64_t n, float softcap) {
-  const DF d;
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const VF y = hn::Mul(hn::Load(d, s + i), hn::Set(d, 1.0f / softcap));
-    const VF t = exp_vector(hn::Mul(hn::Abs(y), hn::Set(d, -2.0f)));
-    const VF tanh = hn::Div(hn::Sub(hn::Set(d, 1.0f), t), hn::Add(hn::Set(d, 1.0f), t));
-    hn::Store(hn::CopySign(hn::Mul(tanh, hn::Set(d, softcap)), y), d, s + i);
-  }
-}
-
-// State of one query head in one chunk.
-struct Running {
-  float* sum_v;  // [dim_v padded]
-  float* max;
-  float* sum;
-};
-
-// Turns the scores of one head over a tile into exp(score - max), rescaling what was summed when the maximum rises.
-// s is padded with -inf to whole vectors.
-void softmax_tile(float* s, int64_t rows, int64_t sum_v_size, const Running& state) {
-  const DF d;
-  constexpr float kNone = -std::numeric_limits<float>::infinity();
-  VF top = hn::Set(d, kNone);
-  for (int64_t i = 0; i < rows; i += kLanes) top = hn::Max(top, hn::Load(d, s + i));
-  const float tile_max = hn::GetLane(hn::MaxOfLanes(d, top));
-  const float old_max = *state.max;
-  const float new_max = tile_max > old_max ? tile_max : old_max;
-  // All scores -inf so far: weights are exp(-inf) = 0, not exp(-inf + inf).
-  const float base = new_max == kNone ? 0.0f : new_max;
-  if (new_max != old_max && old_max != kNone) {
-    const float shrink = exp_scalar(old_max - new_max);
-    *state.sum *= shrink;
-    for (int64_t c = 0; c < sum_v_size; c += kLanes) {
-      hn::StoreU(hn::Mul(hn::LoadU(d, state.sum_v + c), hn::Set(d, shrink)), d, state.sum_v + c);
-    }
-  }
-  *state.max = new_max;
-  VF sum = hn::Zero(d);
-  for (int64_t i = 0; i < rows; i += kLanes) {
-    const VF p = exp_vector(hn::Sub(hn::Load(d, s + i), hn::Set(d, base)));
-    sum = hn::Add(sum, p);
-    hn::Store(p, d, s + i);
-  }
-  *state.sum += hn::GetLane(hn::SumOfLanes(d, sum));
-}
 
 // Most heads whose scores are formed while a K row is in registers.
 constexpr int kHeads = 4;
@@ -132,12 +63,39 @@ bool next_tile(const KvHeadView& kv, RowCursor& at, int64_t rows, TilePair& tile
 }
 
 // Scores of `heads` heads over a tile, softcap and then the rows' bias applied, padded with -inf.
-void tile_scores(const AttendRun& run, const TilePair& tile, const float* q, int heads, const TileRows* ahead,
+void tile_scores(const AttendRun& run, const TilePair& tile, int head, int heads, const TileRows* ahead,
                  int64_t ahead_rows, int64_t ahead_bytes, float* s) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
-  const KeyProduct args = {&tile.k, tile.rows, run.kv.dim_k, q, run.q_stride, ahead, ahead_rows, ahead_bytes, s};
-  key_product(run.kv.k_type, heads, args);
   const int64_t padded = round_up(tile.rows, kLanes);
+  if (run.q_image != nullptr) {
+    QuantKeyTile args;
+    args.type = run.kv.k_type;
+    args.row = tile.k.row;
+    args.rows = tile.rows;
+    args.dim = run.kv.dim_k;
+    args.q_stride = quant_query_bytes(run.kv.dim_k);
+    args.q = run.q_image + head * args.q_stride;
+    args.heads = heads;
+    args.ahead = ahead == nullptr ? nullptr : ahead->row;
+    args.ahead_rows = ahead_rows;
+    args.ahead_bytes = ahead_bytes;
+    args.s = s;
+    args.s_stride = kAttendTileMax;
+    quant_key_product(args);
+  } else {
+    const float* q = run.q + head * run.q_stride;
+    key_product(run.kv.k_type, heads,
+                {&tile.k, tile.rows, run.kv.dim_k, q, run.q_stride, ahead, ahead_rows, ahead_bytes, s});
+  }
+  if (run.kv.k_type == KvType::kFp8) {
+    const DF d;
+    for (int h = 0; h < heads; ++h) {
+      float* row = s + h * kAttendTileMax;
+      for (int64_t i = 0; i < padded; i += kLanes) {
+        hn::Store(hn::Mul(hn::Load(d, row + i), hn::LoadU(d, tile.k.scale + i)), d, row + i);
+      }
+    }
+  }
   for (int h = 0; h < heads; ++h) {
     float* row = s + h * kAttendTileMax;
     if (run.softcap > 0.0f) cap_scores(row, padded, run.softcap);
@@ -145,6 +103,41 @@ void tile_scores(const AttendRun& run, const TilePair& tile, const float* q, int
       for (int64_t r = 0; r < tile.rows; ++r) row[r] += tile.bias[r];
     }
     std::fill(row + tile.rows, row + padded, kNone);
+  }
+}
+
+void tile_values(const AttendRun& run, const TilePair& tile, const float* p, int heads, const TileRows* ahead,
+                 int64_t ahead_rows, int64_t ahead_bytes, float* sums) {
+  if (!has_quant_kernels(run.kv.v_type)) {
+    value_product(run.kv.v_type, heads,
+                  {&tile.v, tile.rows, run.kv.dim_v, p, ahead, ahead_rows, ahead_bytes, sums, run.partial_stride});
+    return;
+  }
+  QuantValueTile args;
+  args.type = run.kv.v_type;
+  args.row = tile.v.row;
+  args.rows = tile.rows;
+  args.dim = run.kv.dim_v;
+  args.p = p;
+  args.p_stride = kAttendTileMax;
+  args.heads = heads;
+  args.ahead = ahead == nullptr ? nullptr : ahead->row;
+  args.ahead_rows = ahead_rows;
+  args.ahead_bytes = ahead_bytes;
+  args.sums = sums;
+  args.stride = run.partial_stride;
+  quant_value_product(args);
+}
+
+// The partials of a chunk of fp8 values, out of the units in which they were summed.
+void finish_chunk(const AttendRun& run, float* partial) {
+  if (run.kv.v_type != KvType::kFp8) return;
+  const DF d;
+  for (int h = 0; h < run.n_q; ++h) {
+    float* p = partial + h * run.partial_stride;
+    for (int64_t c = 0; c < run.partial_stride - 2; c += kLanes) {
+      hn::StoreU(hn::Mul(hn::LoadU(d, p + c), hn::Set(d, kFp8SumLift)), d, p + c);
+    }
   }
 }
 
@@ -176,8 +169,8 @@ void AttendRunTarget(const AttendRun& run) {
     TilePair& tile = tiles[current];
     TilePair& next = tiles[current ^ 1];
     advance(next);
-    complete_tile(run.kv.k_type, run.kv.dim_k, tile.rows, false, tile.k);
-    complete_tile(run.kv.v_type, run.kv.dim_v, tile.rows, true, tile.v);
+    complete_tile(run.kv.k_type, run.kv.dim_k, tile.rows, false, kFp8KeyLift, tile.k);
+    complete_tile(run.kv.v_type, run.kv.dim_v, tile.rows, true, kFp8ValueLift, tile.v);
     if (done_in_chunk == 0) {
       for (int h = 0; h < run.n_q; ++h) {
         float* p = partial + h * run.partial_stride;
@@ -189,24 +182,17 @@ void AttendRunTarget(const AttendRun& run) {
     for (int head = 0; head < run.n_q; head += kHeads) {
       const int heads = std::min(kHeads, run.n_q - head);
       const bool first = head == 0;
-      tile_scores(run, tile, run.q + head * run.q_stride, heads, first ? &tile.v : nullptr, tile.rows, v_bytes, s);
+      tile_scores(run, tile, head, heads, first ? &tile.v : nullptr, tile.rows, v_bytes, s);
       for (int h = 0; h < heads; ++h) {
         float* p = partial + (head + h) * run.partial_stride;
         softmax_tile(s + h * kAttendTileMax, tile.rows, v_padded, {p, p + v_padded, p + v_padded + 1});
       }
-      const ValueProduct args = {&tile.v,
-                                 tile.rows,
-                                 run.kv.dim_v,
-                                 s,
-                                 first ? &next.k : nullptr,
-                                 next.rows,
-                                 k_bytes,
-                                 partial + head * run.partial_stride,
-                                 run.partial_stride};
-      value_product(run.kv.v_type, heads, args);
+      tile_values(run, tile, s, heads, first ? &next.k : nullptr, next.rows, k_bytes,
+                  partial + head * run.partial_stride);
     }
     done_in_chunk += tile.rows;
-    if (done_in_chunk == run.chunk_rows) {
+    if (done_in_chunk == run.chunk_rows || next.rows == 0) {
+      finish_chunk(run, partial);
       done_in_chunk = 0;
       partial += run.n_q * run.partial_stride;
     }
@@ -220,10 +206,10 @@ void ScoreRunTarget(const AttendRun& run, float* dst, int64_t dst_stride) {
   RowCursor at = run.start;
   for (int64_t done = 0; done < run.rows; done += tile.rows) {
     next_tile(run.kv, at, std::min(tile_rows, run.rows - done), tile);
-    complete_tile(run.kv.k_type, run.kv.dim_k, tile.rows, false, tile.k);
+    complete_tile(run.kv.k_type, run.kv.dim_k, tile.rows, false, kFp8KeyLift, tile.k);
     for (int head = 0; head < run.n_q; head += kHeads) {
       const int heads = std::min(kHeads, run.n_q - head);
-      tile_scores(run, tile, run.q + head * run.q_stride, heads, nullptr, 0, 0, s);
+      tile_scores(run, tile, head, heads, nullptr, 0, 0, s);
       for (int h = 0; h < heads; ++h) {
         std::copy_n(s + h * kAttendTileMax, tile.rows, dst + (head + h) * dst_stride + done);
       }
@@ -280,9 +266,13 @@ HWY_EXPORT(ScoreRunTarget);
 HWY_EXPORT(MergeRunTarget);
 HWY_EXPORT(ExpTarget);
 
-void attend_run(const AttendRun& run) { HWY_DYNAMIC_DISPATCH(AttendRunTarget)(run); }
+void attend_run(const AttendRun& run) {
+  if (kv_type_blocked(run.kv.k_type)) return attend_blocks_run(run);
+  HWY_DYNAMIC_DISPATCH(AttendRunTarget)(run);
+}
 
 void score_run(const AttendRun& run, float* dst, int64_t dst_stride) {
+  if (kv_type_blocked(run.kv.k_type)) return score_blocks_run(run, dst, dst_stride);
   HWY_DYNAMIC_DISPATCH(ScoreRunTarget)(run, dst, dst_stride);
 }
 

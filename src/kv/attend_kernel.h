@@ -13,6 +13,10 @@ inline constexpr int64_t kAttendPad = 16;
 // Most rows of a tile; the scores of a tile and its K and V rows stay in the nearest cache between the two products.
 inline constexpr int64_t kAttendTileMax = 64;
 
+// What query channels are multiplied by before they meet keys of a type; the kernel takes it out again. E4M3 is read as
+// value * 2^-120, whose products with small queries would fall below fp32's range.
+inline constexpr float query_factor(KvType k_type) { return k_type == KvType::kFp8 ? 0x1p64f : 1.0f; }
+
 // Where reading goes on: row `row` of *range, then the ranges after it.
 struct RowCursor {
   const RowRange* range = nullptr;
@@ -21,8 +25,9 @@ struct RowCursor {
 
 struct AttendRun {
   KvHeadView kv;
-  const float* q = nullptr;  // [n_q][q_stride], multiplied by the scale
+  const float* q = nullptr;  // [n_q][q_stride], multiplied by the scale and query_factor(k_type)
   int64_t q_stride = 0;
+  const uint8_t* q_image = nullptr;  // [n_q][quant_query_bytes(dim_k)] where has_quant_kernels(k_type), else nullptr
   int n_q = 0;
   RowCursor start;
   int64_t rows = 0;        // of the whole run
@@ -35,6 +40,12 @@ struct AttendRun {
 };
 
 void attend_run(const AttendRun& run);
+
+// attend() and attend_scores() of views without a middle. dst: [n_q][dst_stride].
+void attend_whole(std::span<const AttendUnit> units, const AttendParams& params, AttendScratch& scratch,
+                  ThreadPool& pool);
+void attend_scores_whole(const AttendUnit& unit, const AttendParams& params, float* dst, int64_t dst_stride,
+                         ThreadPool& pool);
 
 // Scores of a run, row r of it at dst[head * dst_stride + r]; `partials` and `chunk_rows` are not used.
 void score_run(const AttendRun& run, float* dst, int64_t dst_stride);

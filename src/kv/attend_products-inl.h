@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "kv/attend_kernel.h"
+#include "kv/attend_quant.h"
 #include "kv/codec/load-inl.h"
 
 // Loops over registers: without full unrolling GCC keeps arrays of vectors in memory.
@@ -39,17 +40,31 @@ constexpr bool is_quantized(KvType type) { return type == KvType::kQ8_0 || type 
 
 struct TileRows {
   const uint8_t* row[kAttendTileMax];
-  float scale[kTileGroups];  // quantised types only; K: [rows][dim / 32], V: [dim / 32][padded rows]
+  // Quantised types: [rows][dim / 32] or [dim / 32][padded rows]. fp8: [padded rows], times a power of two that makes
+  // up for what load_channels() leaves out: 2^56 of keys, whose queries have 2^64; 2^88 of values, whose sums are kept
+  // in units of 2^-32 until their chunk ends.
+  float scale[kTileGroups];
 };
+inline constexpr float kFp8KeyLift = 0x1p56f;
+inline constexpr float kFp8ValueLift = 0x1p88f;
+inline constexpr float kFp8SumLift = 0x1p32f;
 
 constexpr int64_t padded_rows(int64_t rows) { return (rows + kRowPad - 1) / kRowPad * kRowPad; }
 
 // Makes a tile of `rows` rows whole: rows are repeated up to a multiple of kRowPad (their scores are thrown away), and
 // the scales of quantised rows are widened once for all heads and slices.
-HWY_INLINE void complete_tile(KvType type, int64_t dim, int64_t rows, bool by_group, TileRows& tile) {
+HWY_INLINE void complete_tile(KvType type, int64_t dim, int64_t rows, bool by_group, float fp8_lift, TileRows& tile) {
   const int64_t padded = padded_rows(rows);
   for (int64_t r = rows; r < padded; ++r) tile.row[r] = tile.row[rows - 1];
-  if (!is_quantized(type)) return;
+  if (type == KvType::kFp8) {
+    for (int64_t r = 0; r < padded; ++r) {
+      bf16_t bits;
+      std::memcpy(&bits, tile.row[r] + dim, sizeof(bits));
+      tile.scale[r] = to_float(bits) * fp8_lift;
+    }
+    return;
+  }
+  if (!is_quantized(type) || has_quant_kernels(type)) return;  // those kernels read the scales themselves
   const DF d;
   const int64_t groups = dim / kKvQuantGroup;
   const int64_t at = type == KvType::kQ8_0 ? dim : dim / 2;
@@ -289,7 +304,19 @@ void value_product_quantized(const ValueProduct& a) {
 }
 
 template <KvType kType, int kH>
-void value_product_of(const ValueProduct& a) {
+void value_product_of(const ValueProduct& product) {
+  ValueProduct a = product;
+  HWY_ALIGN float scaled[kType == KvType::kFp8 ? kH * kAttendTileMax : 1];
+  if constexpr (kType == KvType::kFp8) {
+    const DF df;
+    for (int h = 0; h < kH; ++h) {
+      for (int64_t r = 0; r < a.rows; r += kLanes) {
+        const int64_t at = h * kAttendTileMax + r;
+        hn::Store(hn::Mul(hn::Load(df, a.p + at), hn::LoadU(df, a.v->scale + r)), df, scaled + at);
+      }
+    }
+    a.p = scaled;
+  }
   constexpr int kVectors = slice_vectors<kH>();
   const DF d;
   bool prefetch = a.ahead != nullptr;
@@ -361,6 +388,9 @@ HWY_INLINE void key_product(KvType type, int heads, const KeyProduct& a) {
     case KvType::kBf16: return key_product_dim<KvType::kBf16>(heads, a);
     case KvType::kQ8_0: return key_product_dim<KvType::kQ8_0>(heads, a);
     case KvType::kQ4_0: return key_product_dim<KvType::kQ4_0>(heads, a);
+    case KvType::kFp8: return key_product_dim<KvType::kFp8>(heads, a);
+    case KvType::kKivi2:
+    case KvType::kKivi4: return;  // blocks of rows: kv/attend_blocks.h
   }
 }
 
@@ -371,6 +401,9 @@ HWY_INLINE void value_product(KvType type, int heads, const ValueProduct& a) {
     case KvType::kBf16: return value_product_heads<KvType::kBf16>(heads, a);
     case KvType::kQ8_0: return value_product_heads<KvType::kQ8_0>(heads, a);
     case KvType::kQ4_0: return value_product_heads<KvType::kQ4_0>(heads, a);
+    case KvType::kFp8: return value_product_heads<KvType::kFp8>(heads, a);
+    case KvType::kKivi2:
+    case KvType::kKivi4: return;
   }
 }
 

@@ -149,6 +149,8 @@ void KvCache::advise(int layer, int kv_head, int64_t rows_sure) {
   const int64_t rows = std::min(rows_sure, capacity_.v);
   // A step of 1/32 between requests keeps a decoded token from paying for system calls.
   if (rows <= advised_[s] + advised_[s] / 32) return;
+  // Rows that will be encoded leave piece by piece, which pages of 2 MiB would not.
+  if (regions_ && regions_->active(layer)) return;
   advised_[s] = rows;
   k_[s].advise_huge(uint64_t(row_offset(rows, k_stride())));
   v_[s].advise_huge(uint64_t(row_offset(rows, v_stride())));
@@ -186,6 +188,7 @@ KvHeadView KvCache::view(int layer, int kv_head) const {
   head.first_row = first_row_[size_t(layer)];
   const size_t s = slot(layer, kv_head);
   head.rows = rows_[s];
+  if (regions_) head.middle = regions_->middle(layer, kv_head);
   if (fields_.pos) head.pos = reinterpret_cast<const int32_t*>(pos_[s].data());
   if (fields_.bias) head.bias = reinterpret_cast<const float*>(bias_[s].data());
   if (fields_.count) head.count = reinterpret_cast<const uint16_t*>(counts_[s].data());
@@ -220,7 +223,10 @@ Status KvCache::truncate(TokenCount tokens) {
     held = tokens.v;
     for (int h = 0; h < shape_.kv_heads; ++h) {
       const size_t s = slot(layer, h);
-      shrink(s, tokens.v == 0 ? 0 : rows_[s] - dropped);
+      const int64_t rows = tokens.v == 0 ? 0 : rows_[s] - dropped;
+      // Of a cut into encoded rows, those that are recent again come back.
+      if (regions_ && regions_->end(layer, h) > rows) decode_old_head(layer, h, regions_->wanted_end(rows));
+      shrink(s, rows);
     }
     if (tokens.v == 0) first_row_[size_t(layer)] = fixed_[size_t(layer)] = 0;
   }
@@ -245,7 +251,11 @@ int64_t KvCache::bytes_used() const {
   for (int layer = 0; layer < shape_.layers; ++layer) {
     for (int h = 0; h < shape_.kv_heads; ++h) rows += rows_[slot(layer, h)] - first_row_[size_t(layer)];
   }
-  return rows * (k_stride() + v_stride() + fields_.bytes());
+  int64_t bytes = rows * (k_stride() + v_stride() + fields_.bytes());
+  if (regions_) {
+    bytes += regions_->bytes_used() - regions_->rows_encoded() * (k_stride() + v_stride());
+  }
+  return bytes;
 }
 
 int64_t KvCache::bytes_for(const KvShape& shape, KvTypes types, int64_t n) {

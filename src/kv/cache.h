@@ -7,21 +7,17 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "base/threads.h"
 #include "base/virtual_array.h"
+#include "kv/region_store.h"
 #include "kv/types.h"
 #include "longkv/status.h"
 
 namespace longkv {
-
-struct KvTypes {
-  KvType k = KvType::kF16;
-  KvType v = KvType::kF16;
-  bool operator==(const KvTypes&) const = default;
-};
 
 // Values held per row beside K and V, for recipes that evict or merge.
 struct KvRowFields {
@@ -53,6 +49,16 @@ class KvCache {
   // Heads are written by the pool's threads. Errors: kInvalidArgument when the capacity would be exceeded; nothing is
   // written then.
   Status append(int layer, const float* k, const float* v, int64_t n, ThreadPool& pool);
+
+  // From now on old rows of an empty cache move to `regions`. Errors: kInternal when rows are held already.
+  Status add_regions(RegionStore regions);
+  const RegionStore* regions() const { return regions_ ? &*regions_ : nullptr; }
+  RegionStore* regions() { return regions_ ? &*regions_ : nullptr; }
+  // Encodes what has become old in a layer and returns the memory of its rows. Nothing happens without regions.
+  void encode_old(int layer, ThreadPool& pool);
+  // The opposite, for rows that must move: rows from `row` on of all heads come back as the cache's own, with the
+  // values that decoding gives.
+  void decode_old(int layer, int64_t row, ThreadPool& pool);
 
   // Promises that a layer will reach `rows` rows soon (a prompt of known length), so that huge pages can be asked for
   // before its pages are touched. Without it they come only once memory is known to be filled.
@@ -95,6 +101,7 @@ class KvCache {
   void advise(int layer, int kv_head, int64_t rows_sure);
   void shrink(size_t slot, int64_t rows);
   void append_fields(int layer, int64_t n);
+  void decode_old_head(int layer, int kv_head, int64_t row);
 
   KvShape shape_;
   KvTypes types_;
@@ -110,6 +117,7 @@ class KvCache {
   std::vector<VirtualArray> pos_;   // ..., empty without the field
   std::vector<VirtualArray> bias_;
   std::vector<VirtualArray> counts_;
+  std::optional<RegionStore> regions_;
 };
 
 }  // namespace longkv

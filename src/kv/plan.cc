@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "kv/keep/keep.h"
+#include "kv/plan_store.h"
 #include "kv/select/budgets.h"
 #include "kv/select/coarse.h"
 #include "kv/select/layer_plan.h"
@@ -40,7 +41,7 @@ Status check_inputs(const PlanModel& model, const Recipe& recipe, int64_t contex
   }
   const std::pair<KvType, int> parts[] = {{recipe.store.k, s.dim_k}, {recipe.store.v, s.dim_v}};
   for (const auto& [type, dim] : parts) {
-    if (kv_type_quantized(type) && dim % kKvQuantGroup != 0) {
+    if ((kv_type_quantized(type) || kv_type_blocked(type)) && dim % kKvQuantGroup != 0) {
       return fail(Code::kInvalidArgument,
                   "store={} needs channels in multiples of {}, this model has {}; nearest legal: "
                   "store=f16",
@@ -125,8 +126,6 @@ void measure(KvPlan& plan) {
   const Recipe& recipe = plan.recipe;
   const SelectSpec& select = recipe.select;
   const int64_t n = plan.context;
-  const int64_t k_row = kv_row_bytes(recipe.store.k, shape.dim_k);
-  const int64_t v_row = kv_row_bytes(recipe.store.v, shape.dim_v);
   plan.k_bytes = plan.v_bytes = plan.field_bytes = plan.index_bytes = plan.prompt_bytes = 0;
   plan.read_rows_bytes = plan.read_index_bytes = 0;
   plan.dense_layers = plan.choosing_layers = plan.reusing_layers = plan.evicting_layers = 0;
@@ -141,8 +140,10 @@ void measure(KvPlan& plan) {
     const int64_t rows = evicts ? plan.keeper->planned_rows(int(l), int(layers.size()), n) : rows_held(layer.window, n);
     plan.evicting_layers += evicts ? 1 : 0;
     plan.field_bytes += shape.kv_heads * rows * needs.fields.bytes();
-    plan.k_bytes += shape.kv_heads * round_up(rows * k_row, kPage);
-    plan.v_bytes += shape.kv_heads * round_up(rows * v_row, kPage);
+    const bool windowed = layer.window > 0;
+    const StoreBytes held = stored_bytes(shape, recipe, plan.kept_channels, int(l), windowed, rows, kPage);
+    plan.k_bytes += held.k;
+    plan.v_bytes += held.v;
     // Dense layers with a sliding window return rows chunk by chunk.
     const bool returns = layer.window > 0 && layer.role == LayerRole::kDense;
     const int64_t waiting =
@@ -174,12 +175,16 @@ void measure(KvPlan& plan) {
         break;
       }
     }
-    plan.read_rows_bytes += attended * readers * shape.kv_heads * (k_row + v_row);
+    plan.read_rows_bytes +=
+        readers * attended_bytes(shape, recipe, plan.kept_channels, int(l), windowed, rows, attended);
   }
 
   const int64_t hidden = n * plan.model.hidden_bytes_per_token;
   const int64_t limit = plan.model.hidden_bytes_limit;
-  plan.prompt_bytes = (limit > 0 ? std::min(hidden, limit) : hidden) + unreleased * shape.kv_heads * (k_row + v_row);
+  const KvTypes raw = store_regions(recipe.store, recipe.mask).raw;
+  const int64_t raw_row = kv_row_bytes(raw.k, shape.dim_k) + kv_row_bytes(raw.v, shape.dim_v);
+  plan.prompt_bytes = (limit > 0 ? std::min(hidden, limit) : hidden) +
+                      std::max(unreleased * shape.kv_heads * raw_row, raw_prompt_bytes(shape, recipe, n));
   const bool mass = plan.choosing_layers > 0 && (recipe.index.kind == IndexKind::kDynamic ||
                                                  recipe.index.kind == IndexKind::kRepr || select.preselect > 0);
   if (mass || needs.mass_queries > 0) {
@@ -223,6 +228,7 @@ Result<KvPlan> make_plan(const PlanModel& model, const Recipe& recipe, const Pla
   KvPlan plan;
   plan.recipe = recipe;
   plan.model = model;
+  LONGKV_ASSIGN(plan.kept_channels, kept_channels(model.shape, recipe));
   plan.machine = machine;
   LONGKV_ASSIGN(std::unique_ptr<Keeper> keeper, make_keeper(recipe.keep, model.shape));
   plan.keeper = std::move(keeper);

@@ -35,6 +35,7 @@ struct KvPlan {
   Recipe recipe;
   PlanModel model;
   PlanMachine machine;
+  std::vector<int> kept_channels;  // of K in old rows, [layers][kv_heads]; empty: all
   int64_t context = 0;
   int64_t largest_context = 0;  // that fits, at most trained_context where it is known; 0: not even one token
 

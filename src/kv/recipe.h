@@ -10,6 +10,7 @@
 
 #include "kv/cache.h"
 #include "kv/keep/spec.h"
+#include "kv/store_spec.h"
 #include "longkv/status.h"
 #include "prefill/spec.h"
 
@@ -111,14 +112,6 @@ struct TailSpec {
   bool operator==(const TailSpec&) const = default;
 };
 
-// How rows are stored, K and V apart.
-struct StoreSpec {
-  KvType k = KvType::kF16;
-  KvType v = KvType::kF16;
-  KvTypes types() const { return {k, v}; }
-  bool operator==(const StoreSpec&) const = default;
-};
-
 struct Recipe {
   std::string name = "custom";  // preset, name in a file, or "custom": a label
   PrefillSpec prefill;
@@ -126,6 +119,7 @@ struct Recipe {
   IndexSpec index;
   SelectSpec select;
   TailSpec tail;
+  MaskSpec mask;
   StoreSpec store;
   // What a documented rule decided where the text left it open (a local window scaled to a small budget). To be
   // printed.

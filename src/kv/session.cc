@@ -29,6 +29,19 @@ double relative_error(const float* a, const float* b, int64_t n) {
 
 // Whether the recipe can do what its keeper needs.
 Status check_needs(const KeepNeeds& needs, const Recipe& recipe, bool rotates) {
+  if (needs.rotate && recipe.store.rotates_k()) {
+    return fail(Code::kInvalidArgument,
+                "{}: this keep stage turns K rows by RoPE, which a Hadamard rotation of them does not allow; nearest "
+                "legal: rotate=v",
+                recipe.canonical());
+  }
+  if (needs.step != KeepStep::kNone && store_regions(recipe.store, recipe.mask).on) {
+    return fail(
+        Code::kInvalidArgument,
+        "{}: rows that are encoded in blocks cannot be evicted one by one while decoding; nearest legal: the same "
+        "keep stage with store=q8_0, q4_0 or fp8 without a window",
+        recipe.canonical());
+  }
   if (needs.rotate && !rotates) {
     return fail(Code::kInvalidArgument,
                 "the recipe {} turns rows by the model's RoPE, which was not given to the KV session; pass "
@@ -103,6 +116,7 @@ KvSession::KvSession(KvCache cache, const Recipe& recipe, const AttendParams& pa
     impl_->keeper = std::move(keeper);
     impl_->collector = std::make_unique<KeepCollector>(cache_.shape(), impl_->keep_needs);
   }
+  if (recipe_.mask.kind == MaskKind::kThink) impl_->think = std::make_unique<ThinkObserver>(cache_.shape());
   reset_stats();
 }
 
@@ -122,7 +136,10 @@ Result<std::unique_ptr<KvSession>> KvSession::create(const KvShape& shape, const
   }
   const KeepNeeds needs = extras.keeper ? extras.keeper->needs() : KeepNeeds{};
   LONGKV_TRY(check_needs(needs, recipe, bool(extras.rotate)));
-  LONGKV_ASSIGN(KvCache cache, KvCache::create(shape, recipe.store.types(), capacity, needs.fields));
+  const KvTypes types = store_regions(recipe.store, recipe.mask).raw;
+  LONGKV_ASSIGN(KvCache cache, KvCache::create(shape, types, capacity, needs.fields));
+  LONGKV_ASSIGN(std::optional<RegionStore> regions, make_regions(shape, recipe, capacity, extras.model));
+  if (regions) LONGKV_TRY(cache.add_regions(std::move(*regions)));
   auto session = std::unique_ptr<KvSession>(
       new KvSession(std::move(cache), recipe, params, pool, std::move(extras.keeper), std::move(extras.rotate)));
   LONGKV_ASSIGN(session->impl_->sparse_prefill, SparsePrefill::create(recipe.prefill, shape));
@@ -197,8 +214,12 @@ Status KvSession::prefill(int layer, const float* q, const float* k, const float
                           float* out, const std::atomic<bool>* cancel) {
   if (n <= 0) return {};
   Impl& impl = *impl_;
+  const KvShape& shape = cache_.shape();
+  note_queries(layer, q, n, prompt_end);
+  const float *own_q = q, *own_k = k, *own_v = v;
+  impl.rotation.enter(recipe_.store, shape, n, own_q, own_k, own_v);
   PrefillAttendArgs args;
-  LONGKV_TRY(begin_chunk(layer, q, k, v, n, prompt_end, args));
+  LONGKV_TRY(begin_chunk(layer, own_q, own_k, own_v, n, prompt_end, args));
   args.out = out;
   args.cancel = cancel;
   attend_prompt(layer, args, prompt_end);
@@ -206,6 +227,7 @@ Status KvSession::prefill(int layer, const float* q, const float* k, const float
     return fail(Code::kCancelled, "interrupted while reading the prompt");
   }
   LONGKV_TRY(end_chunk(layer, prompt_end, args));
+  impl.rotation.leave(recipe_.store, shape, n, out);
   for (KvSession* follower : impl.followers) {
     LONGKV_TRY(follower->observe(layer, q, k, v, n, prompt_end, out, cancel));
   }
@@ -233,14 +255,14 @@ Status KvSession::finish_prefill(int layer) {
   impl.step = -1;
   impl.prompt_start[size_t(layer)] = -1;
   cache_.release_outside_window(layer);
+  LONGKV_TRY(store_prompt(layer));
   for (KvSession* follower : impl.followers) LONGKV_TRY(follower->finish_prefill(layer));
   return {};
 }
 
-Status KvSession::decode(int layer, const float* q, const float* k, const float* v, float* out) {
+Status KvSession::decode_rows(int layer, const float* q, const float* k, const float* v, float* out) {
   Impl& impl = *impl_;
   const KvShape& shape = cache_.shape();
-  if (probing_) return decode_probe(layer, q, k, v, out);
   if (layer == 0) {
     ++impl.step;
     ++impl.total_steps;
@@ -298,12 +320,11 @@ bool KvSession::choose_rows(int layer, const float* q) {
 void KvSession::count_rows(int layer) {
   Impl& impl = *impl_;
   const KvShape& shape = cache_.shape();
-  const int64_t row_bytes = kv_row_bytes(cache_.types().k, shape.dim_k) + kv_row_bytes(cache_.types().v, shape.dim_v);
   const auto ranges = impl.layer_ranges(layer);
-  int64_t rows = 0;
-  for (size_t u = 0; u < impl.units.size(); ++u) rows += longkv::count_rows(ranges[u]);
-  stats_.rows_attended += rows;
-  stats_.kv_bytes += rows * row_bytes;
+  for (size_t u = 0; u < impl.units.size(); ++u) {
+    stats_.rows_attended += longkv::count_rows(ranges[u]);
+    stats_.kv_bytes += bytes_of(layer, impl.units[u].kv_head, ranges[u]);
+  }
 
   const size_t per_head = impl.units.size() / size_t(shape.kv_heads);
   for (size_t h = 0; h < size_t(shape.kv_heads); ++h) {
@@ -354,6 +375,12 @@ void KvSession::check(int layer, bool sparse, const float* q, const float* out) 
   if (!sparse && impl.reference == nullptr) {
     stats_.captured_mass[size_t(layer)] += 1.0;
     return;
+  }
+  // The reference holds rows as they came: its queries and outputs are not rotated.
+  if (impl.reference != nullptr) {
+    q = impl.rotation.came(q);
+    impl.rotation.leave(recipe_.store, cache_.shape(), out, impl.check_own);
+    out = impl.check_own.empty() ? out : impl.check_own.data();
   }
   attend(full_attention(layer, q, impl.check_out.data(), impl.check_lse.data(), impl.reference != nullptr), impl.params,
          impl.attend_scratch, impl.pool);

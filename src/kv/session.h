@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -39,6 +41,7 @@ struct KvStats {
 struct KvSessionExtras {
   KvRotate rotate;                 // the model's RoPE; recipes that turn rows are refused without it
   std::unique_ptr<Keeper> keeper;  // instead of the recipe's keep stage
+  std::string model = {};          // what a channel mask must have been learned for; empty: not checked
 };
 
 // What reading the last prompt computed.
@@ -118,6 +121,10 @@ class KvSession {
   Status observe(int layer, const float* q, const float* k, const float* v, int64_t n, int64_t prompt_end, float* out,
                  const std::atomic<bool>* cancel);
   RowRange load_reference(int layer, int kv_head);
+  Status decode_rows(int layer, const float* q, const float* k, const float* v, float* out);
+  Status store_prompt(int layer);
+  void note_queries(int layer, const float* q, int64_t n, int64_t prompt_end);
+  int64_t bytes_of(int layer, int kv_head, std::span<const RowRange> ranges) const;
   void load_views(int layer);
   bool evicts(int layer) const;
   void ask_attention(int layer, int64_t prompt_end, PrefillAttendArgs& args);

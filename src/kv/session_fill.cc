@@ -98,7 +98,12 @@ Status KvSession::copy_rows(const KvSession& from) {
           std::copy_n(head.data() + r * shape.dim_v, shape.dim_v, v.data() + (r * shape.kv_heads + h) * shape.dim_v);
         }
       }
-      LONGKV_TRY(cache_.append(layer, k.data(), v.data(), n, impl.pool));
+      // Rotation is its own inverse: rows come back as they were, then turn into this session's.
+      const float *own_k = k.data(), *own_v = v.data();
+      Impl::Rotation back;
+      back.enter_rows(from.recipe_.store, shape, n, own_k, own_v);
+      impl.rotation.enter_rows(recipe_.store, shape, n, own_k, own_v);
+      LONGKV_TRY(cache_.append(layer, own_k, own_v, n, impl.pool));
       load_views(layer);
       impl.selector->append(layer, impl.views, first, first + n, impl.pool);
     }

@@ -22,6 +22,8 @@ void KvSession::set_reference(const KvSession* full) { impl_->reference = full; 
 Status KvSession::observe(int layer, const float* q, const float* k, const float* v, int64_t n, int64_t prompt_end,
                           float* out, const std::atomic<bool>* cancel) {
   Impl& impl = *impl_;
+  note_queries(layer, q, n, prompt_end);
+  impl.rotation.enter(recipe_.store, cache_.shape(), n, q, k, v);
   PrefillAttendArgs args;
   LONGKV_TRY(begin_chunk(layer, q, k, v, n, prompt_end, args));
   PrefillAttendArgs whole = args;

@@ -4,12 +4,15 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "kv/attend.h"
 #include "kv/keep/collect.h"
 #include "kv/keep/keep.h"
+#include "kv/mask/think.h"
+#include "kv/region_store.h"
 #include "kv/select/layer_plan.h"
 #include "kv/select/row_set.h"
 #include "kv/select/selector.h"
@@ -18,6 +21,11 @@
 #include "prefill/sparse.h"
 
 namespace longkv {
+
+// What the store and mask stages need beside the cache; empty when every row is held as it comes. Errors: a mask for
+// another model, channels that a type cannot hold.
+Result<std::optional<RegionStore>> make_regions(const KvShape& shape, const Recipe& recipe, RowCapacity capacity,
+                                                const std::string& model);
 
 struct KvSession::Impl {
   Impl(const KvShape& shape, const Recipe& recipe, const AttendParams& attend_params, ThreadPool& thread_pool);
@@ -37,6 +45,20 @@ struct KvSession::Impl {
   KeepNeeds keep_needs;
   std::unique_ptr<KeepCollector> collector;
   KvRotate rotate;
+  std::unique_ptr<ThinkObserver> think;  // nullptr: the recipe does not choose channels per prompt
+  struct Rotation {
+    void enter(const StoreSpec& spec, const KvShape& shape, int64_t n, const float*& q, const float*& k,
+               const float*& v);
+    void enter_rows(const StoreSpec& spec, const KvShape& shape, int64_t n, const float*& k, const float*& v);
+    void leave(const StoreSpec& spec, const KvShape& shape, int64_t n, float* out);
+    // One token's output as a copy; empty where `out` needs none.
+    void leave(const StoreSpec& spec, const KvShape& shape, const float* out, std::vector<float>& copy);
+    // The queries last entered, before they were rotated.
+    const float* came(const float* q) const { return q_came != nullptr ? q_came : q; }
+    const float* q_came = nullptr;
+    std::vector<float> q_rows, k_rows, v_rows;
+  };
+  Rotation rotation;                               // Hadamard, of the store stage
   std::vector<SelectionUnit> units;                // of a layer: KV heads, or query heads for selection per query head
   std::vector<std::vector<RowRange>> ranges;       // [layers][units], of the last decode step
   std::vector<std::vector<RowRange>> head_ranges;  // [layers][kv_heads], the same per KV head
@@ -61,6 +83,7 @@ struct KvSession::Impl {
   std::vector<RowRange> union_scratch;
   std::vector<float> lse;        // [query heads]
   std::vector<float> check_lse;  // [query heads]
+  std::vector<float> check_own;  // [query heads][dim_v], this session's output where it is compared with a reference
   std::vector<float> check_out;  // [query heads][dim_v]
 };
 

@@ -18,6 +18,7 @@ int64_t KvSession::keep_end(int layer, int64_t prompt_end) const {
 // last: the prompt is complete.
 Status KvSession::evict(int layer, bool last) {
   Impl& impl = *impl_;
+  cache_.decode_old(layer, 0, impl.pool);  // of an earlier prompt: encoded rows cannot move
   load_views(layer);
   KeepInput input;
   input.layer = layer;

@@ -6,8 +6,8 @@ namespace longkv {
 
 namespace {
 constexpr std::pair<KvType, const char*> kNames[] = {
-    {KvType::kF32, "f32"},   {KvType::kF16, "f16"},   {KvType::kBf16, "bf16"},
-    {KvType::kQ8_0, "q8_0"}, {KvType::kQ4_0, "q4_0"},
+    {KvType::kF32, "f32"},   {KvType::kF16, "f16"}, {KvType::kBf16, "bf16"},   {KvType::kQ8_0, "q8_0"},
+    {KvType::kQ4_0, "q4_0"}, {KvType::kFp8, "fp8"}, {KvType::kKivi2, "kivi2"}, {KvType::kKivi4, "kivi4"},
 };
 }  // namespace
 
@@ -32,6 +32,9 @@ int64_t kv_row_bytes(KvType type, int64_t dim) {
     case KvType::kBf16: return dim * 2;
     case KvType::kQ8_0: return dim + dim / kKvQuantGroup * 2;
     case KvType::kQ4_0: return dim / 2 + dim / kKvQuantGroup * 2;
+    case KvType::kFp8: return dim + 2;
+    case KvType::kKivi2: return dim * 3 / 8;
+    case KvType::kKivi4: return dim * 5 / 8;
   }
   return 0;
 }

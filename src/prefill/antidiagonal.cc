@@ -61,7 +61,7 @@ void pack_squares(const SquareTask& task) {
         const int64_t row = (task.key_square + panel + j) * stride + s;
         float* to = task.decoded + j * dim;
         if (row >= kv.first_row && row < end) {
-          decode_stored_row(kv.k_type, kv.k + row * kv.k_stride, dim, to);
+          decode_key(kv, row, to);
         } else {
           std::fill_n(to, dim, 0.0f);
         }

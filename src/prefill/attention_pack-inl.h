@@ -12,6 +12,7 @@
 #include <span>
 
 #include "base/float16.h"
+#include "kv/codec/codec.h"
 #include "kv/types.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -86,7 +87,23 @@ HWY_INLINE void decode_stored_row(KvType type, const uint8_t* src, int64_t dim, 
     case KvType::kBf16: decode_half<hwy::bfloat16_t>(src, dim, dst); return;
     case KvType::kQ8_0: decode_q8_0(src, dim, dst); return;
     case KvType::kQ4_0: decode_q4_0(src, dim, dst); return;
+    case KvType::kFp8: decode_row(type, src, dim, dst); return;
+    case KvType::kKivi2:
+    case KvType::kKivi4: return;  // never rows by themselves
   }
+}
+
+// Rows of a head, wherever they lie.
+HWY_INLINE void decode_key(const KvHeadView& kv, int64_t row, float* dst) {
+  if (kv.middle != nullptr && row >= kv.middle->begin && row < kv.middle->end)
+    return decode_k_rows(kv, row, row + 1, dst);
+  decode_stored_row(kv.k_type, kv.k + row * kv.k_stride, kv.dim_k, dst);
+}
+
+HWY_INLINE void decode_value(const KvHeadView& kv, int64_t row, float* dst) {
+  if (kv.middle != nullptr && row >= kv.middle->begin && row < kv.middle->end)
+    return decode_v_rows(kv, row, row + 1, dst);
+  decode_stored_row(kv.v_type, kv.v + row * kv.v_stride, kv.dim_v, dst);
 }
 
 // Interleaves N decoded rows: panel[i * N + j] = decoded[j * dim + i].
@@ -109,7 +126,7 @@ void pack_keys(const KvHeadView& kv, int64_t base, int64_t begin, int64_t end, f
     for (int64_t j = 0; j < N; ++j) {
       const int64_t row = base + p * N + j;
       if (row >= begin && row < end) {
-        decode_stored_row(kv.k_type, kv.k + row * kv.k_stride, dim, decoded + j * dim);
+        decode_key(kv, row, decoded + j * dim);
       } else {
         std::memset(decoded + j * dim, 0, size_t(dim) * sizeof(float));
       }
@@ -126,7 +143,7 @@ void pack_listed_keys(const KvHeadView& kv, std::span<const int64_t> rows, float
   for (int64_t first = 0; first < n; first += N) {
     for (int64_t j = 0; j < N; ++j) {
       if (first + j < n) {
-        decode_stored_row(kv.k_type, kv.k + rows[size_t(first + j)] * kv.k_stride, dim, decoded + j * dim);
+        decode_key(kv, rows[size_t(first + j)], decoded + j * dim);
       } else {
         std::memset(decoded + j * dim, 0, size_t(dim) * sizeof(float));
       }
@@ -148,7 +165,7 @@ void pack_values(const KvHeadView& kv, int64_t base, int64_t tile, int64_t begin
   for (int64_t r = first; r < last; ++r) {
     const int64_t row = base + r;
     const bool held = row >= begin && row < end;
-    if (held) decode_stored_row(kv.v_type, kv.v + row * kv.v_stride, dim, decoded);
+    if (held) decode_value(kv, row, decoded);
     for (int64_t p = 0; p < panels; ++p) {
       float* to = dst + (p * tile + r) * N;
       if (held) {
@@ -168,7 +185,7 @@ void pack_listed_values(const KvHeadView& kv, std::span<const int64_t> rows, int
   const int64_t n = int64_t(rows.size());
   std::memset(decoded, 0, size_t(panels * N) * sizeof(float));
   for (int64_t r = 0; r < (n + N - 1) / N * N; ++r) {
-    if (r < n) decode_stored_row(kv.v_type, kv.v + rows[size_t(r)] * kv.v_stride, dim, decoded);
+    if (r < n) decode_value(kv, rows[size_t(r)], decoded);
     for (int64_t p = 0; p < panels; ++p) {
       float* to = dst + (p * tile + r) * N;
       if (r < n) {

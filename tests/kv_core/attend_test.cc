@@ -100,7 +100,7 @@ TEST_P(EachLevel, ChannelsAndHeads) {
   ThreadPool pool(2);
   for (int dim : {1, 7, 16, 20, 32, 40, 64, 80, 96, 112, 128, 192, 256, 576, 1024}) {
     for (int n_q = 1; n_q <= 9; ++n_q) {
-      for (KvType type : {KvType::kF32, KvType::kF16, KvType::kBf16, KvType::kQ8_0, KvType::kQ4_0}) {
+      for (KvType type : kAllKvTypes) {
         if (kv_type_quantized(type) && dim % 32 != 0) continue;
         const int64_t rows = 75;
         const RandomHead head(type, type, dim, dim, rows, uint32_t(5 + dim));
@@ -145,6 +145,54 @@ TEST_P(EachLevel, SameBitsForAnyThreadsRangesAndGroups) {
     const auto alone = run_attend(head.view, q.data() + h * kDim, 1, {&all, 1}, params, one);
     EXPECT_TRUE(std::equal(alone.out.begin(), alone.out.end(), expected.out.begin() + h * kDim)) << "head " << h;
     EXPECT_EQ(alone.lse[0], expected.lse[size_t(h)]);
+  }
+}
+
+// Bits, not tolerances: the integer sums of quantised rows are cut in ranges and heads like those of the others.
+TEST_P(EachLevel, QuantizedRowsSameBitsForAnyRangesAndGroups) {
+  constexpr int kDim = 96, kHeads = 7;
+  constexpr int64_t kRows = 3001;
+  ThreadPool pool(2);
+  for (KvType type : {KvType::kQ8_0, KvType::kQ4_0, KvType::kFp8}) {
+    const RandomHead head(type, type, kDim, kDim, kRows, 60);
+    const auto q = random_floats(kHeads * kDim, 61);
+    const AttendParams params{0.1f, 0.0f};
+    const RowRange all{0, kRows};
+    const RowRange cut[] = {{0, 1}, {1, 77}, {77, 1000}, {1000, 2999}, {2999, kRows}};
+    const auto expected = run_attend(head.view, q.data(), kHeads, {&all, 1}, params, pool);
+    EXPECT_EQ(run_attend(head.view, q.data(), kHeads, cut, params, pool), expected) << kv_type_name(type);
+    for (int h = 0; h < kHeads; ++h) {
+      const auto alone = run_attend(head.view, q.data() + h * kDim, 1, {&all, 1}, params, pool);
+      EXPECT_TRUE(std::equal(alone.out.begin(), alone.out.end(), expected.out.begin() + h * kDim)) << "head " << h;
+      EXPECT_EQ(alone.lse[0], expected.lse[size_t(h)]);
+    }
+  }
+}
+
+// Values and queries that are not finite, or vanish, must not hide behind integers.
+TEST_P(EachLevel, QuantizedRowsCarryNanAndZero) {
+  ThreadPool pool(2);
+  const AttendParams params{0.125f, 0.0f};
+  const RowRange all{0, 100};
+  for (KvType type : {KvType::kQ8_0, KvType::kQ4_0, KvType::kFp8}) {
+    RandomHead head(type, type, 64, 64, 100, 62);
+    const auto q = random_floats(64, 63);
+    auto bad_q = q;
+    bad_q[40] = NAN;
+    EXPECT_TRUE(std::isnan(run_attend(head.view, bad_q.data(), 1, {&all, 1}, params, pool).lse[0]));
+    const std::vector<float> zero(64, 0.0f);
+    const auto flat = run_attend(head.view, zero.data(), 1, {&all, 1}, params, pool);
+    expect_near_ref(flat, zero.data(), 1, head.view, {&all, 1}, params, "zero query");
+    auto row = random_floats(64, 64);
+    row[3] = kInf;
+    encode_row(type, row.data(), 64, head.v.data() + 70 * head.view.v_stride);
+    const auto poisoned = run_attend(head.view, q.data(), 1, {&all, 1}, params, pool);
+    EXPECT_TRUE(std::isfinite(poisoned.lse[0]));
+    for (size_t c = 0; c < 64; ++c) {
+      EXPECT_EQ(std::isnan(poisoned.out[c]), c < 32 || type == KvType::kFp8) << kv_type_name(type) << c;
+    }
+    for (int64_t r = 0; r < 100; ++r) encode_row(type, zero.data(), 64, head.v.data() + r * head.view.v_stride);
+    for (float o : run_attend(head.view, q.data(), 1, {&all, 1}, params, pool).out) EXPECT_EQ(o, 0.0f);
   }
 }
 

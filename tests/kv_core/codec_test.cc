@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "base/cpu.h"
@@ -82,6 +83,34 @@ TEST_P(Codec, RoundsToNearest) {
   }
 }
 
+TEST_P(Codec, Fp8RoundsToTheNearestCode) {
+  std::vector<double> codes;
+  for (int b = 0; b < 0x7f; ++b) codes.push_back(test::e4m3_value(uint8_t(b)));
+  for (float magnitude : {1.0f, 1e-20f, 65504.0f, 1e30f}) {
+    const int64_t dim = 509;  // no whole number of vectors
+    auto x = random_floats(dim, 11, magnitude);
+    for (size_t i = 0; i < 200; ++i) x[i] *= float(std::pow(0.9, double(i)));
+    x[3] = 0.0f;
+    const auto row = encode(KvType::kFp8, x);
+    const uint32_t bits = uint32_t(row[size_t(dim)] | row[size_t(dim) + 1] << 8) << 16;
+    float scale;
+    std::memcpy(&scale, &bits, 4);
+    double largest = 0.0;
+    for (float v : x) largest = std::max(largest, std::abs(double(v)));
+    EXPECT_NEAR(largest / scale, 448.0, 448.0 * 0x1p-8);  // the largest value fills the range: nothing saturates
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double wanted = std::abs(double(x[i])) / scale, got = std::abs(test::e4m3_value(row[i]));
+      double nearest = codes[0];
+      for (double c : codes) nearest = std::abs(c - wanted) < std::abs(nearest - wanted) ? c : nearest;
+      // The quotient is formed in fp32: a value within its rounding of a tie may go either way.
+      ASSERT_LE(std::abs(got - wanted), std::abs(nearest - wanted) + wanted * 0x1p-22) << x[i];
+      ASSERT_TRUE(x[i] == 0.0f || std::signbit(x[i]) == bool(row[i] & 0x80));
+    }
+  }
+  const std::vector<float> zeros(40, 0.0f);
+  EXPECT_EQ(decode(KvType::kFp8, encode(KvType::kFp8, zeros), 40), zeros);
+}
+
 TEST_P(Codec, ExtremeOfAGroupIsKept) {
   for (float extreme : {5.0f, -5.0f}) {
     std::vector<float> x(32, 0.25f);
@@ -101,12 +130,12 @@ TEST_P(Codec, ValuesThatAreNotFiniteStayVisible) {
       x[size_t(at)] = bad;
       for (KvType type : kAllKvTypes) {
         const auto y = decode(type, encode(type, x), 64);
-        if (kv_type_quantized(type)) {
+        if (kv_type_scaled(type)) {
           for (size_t i = 0; i < 32; ++i) EXPECT_TRUE(std::isnan(y[i])) << kv_type_name(type);
         } else {
           EXPECT_TRUE(std::isnan(bad) ? std::isnan(y[size_t(at)]) : y[size_t(at)] == bad) << kv_type_name(type);
         }
-        EXPECT_TRUE(std::isfinite(y[40])) << kv_type_name(type);
+        EXPECT_EQ(std::isfinite(y[40]), type != KvType::kFp8) << kv_type_name(type);  // fp8: one scale per row
       }
     }
   }
@@ -147,6 +176,7 @@ TEST(KvType, NamesAndSizes) {
   EXPECT_EQ(kv_row_bytes(KvType::kBf16, 64), 128);
   EXPECT_EQ(kv_row_bytes(KvType::kQ8_0, 64), 68);
   EXPECT_EQ(kv_row_bytes(KvType::kQ4_0, 64), 36);
+  EXPECT_EQ(kv_row_bytes(KvType::kFp8, 65), 67);
 }
 
 TEST(Layout, BlocksAndRows) {

@@ -16,6 +16,13 @@ double stored_half(const uint8_t* p) { return half_value(uint16_t(p[0] | p[1] <<
 
 }  // namespace
 
+double e4m3_value(uint8_t byte) {
+  const int exponent = byte >> 3 & 15, mantissa = byte & 7;
+  double v = exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+  if ((byte & 0x7f) == 0x7f) v = std::nan("");
+  return byte & 0x80 ? -v : v;
+}
+
 std::vector<double> decode_row_ref(KvType type, const uint8_t* row, int64_t dim) {
   std::vector<double> x(static_cast<size_t>(dim));
   for (int64_t i = 0; i < dim; ++i) {
@@ -43,10 +50,58 @@ std::vector<double> decode_row_ref(KvType type, const uint8_t* row, int64_t dim)
         value = (nibble - 8) * stored_half(row + dim / 2 + 2 * group);
         break;
       }
+      case KvType::kFp8: {
+        const uint32_t bits = uint32_t(row[dim] | row[dim + 1] << 8) << 16;
+        float scale;
+        std::memcpy(&scale, &bits, 4);
+        value = e4m3_value(row[i]) * double(scale);
+        break;
+      }
+      case KvType::kKivi2:
+      case KvType::kKivi4: break;  // blocks, not rows
     }
   }
   return x;
 }
+
+namespace {
+
+// Largest error of a score from rounding q to int16 (q8_0) or to int8 in groups of 32 (q4_0).
+double query_rounding(const float* q, const std::vector<double>& k, KvType type) {
+  if (!kv_type_quantized(type)) return 0.0;
+  const size_t group = type == KvType::kQ4_0 ? 32 : k.size();
+  double error = 0.0;
+  for (size_t begin = 0; begin < k.size(); begin += group) {
+    double largest = 0.0, keys = 0.0;
+    for (size_t c = begin; c < begin + group; ++c) {
+      largest = std::max(largest, std::abs(double(q[c])));
+      keys += std::abs(k[c]);
+    }
+    error += 0.501 * largest / (type == KvType::kQ4_0 ? 127.0 : 32767.0) * keys;
+  }
+  return error;
+}
+
+// Largest error of sum(p v) from rounding p * scale to int16 against the largest of its tile, wherever tiles of at most
+// 64 rows begin. A channel is at most scale * levels, which a group's largest value bounds from below.
+double weight_rounding(const std::vector<double>& p, const std::vector<std::vector<double>>& values, KvType type) {
+  if (!kv_type_quantized(type)) return 0.0;
+  constexpr size_t kTile = 64;
+  std::vector<double> largest(p.size());
+  for (size_t i = 0; i < p.size(); ++i) {
+    for (double v : values[i]) largest[i] = std::max(largest[i], std::abs(v));
+  }
+  double error = 0.0;
+  for (size_t begin = 0; begin < p.size(); begin += kTile) {
+    const size_t from = begin < kTile ? 0 : begin - kTile, to = std::min(p.size(), begin + 2 * kTile);
+    double top = 0.0;
+    for (size_t i = from; i < to; ++i) top = std::max(top, p[i] * largest[i]);
+    error += 0.501 / 32767.0 * top * double(std::min(kTile, p.size() - begin));
+  }
+  return error;
+}
+
+}  // namespace
 
 AttentionRef attention_ref(const float* q, const KvHeadView& kv, std::span<const RowRange> ranges,
                            const AttendParams& params) {
@@ -55,7 +110,7 @@ AttentionRef attention_ref(const float* q, const KvHeadView& kv, std::span<const
   r.out.assign(size_t(kv.dim_v), 0.0);
   r.lse = -std::numeric_limits<double>::infinity();
   std::vector<std::vector<double>> values;
-  double largest_terms = 0.0, largest_value = 0.0;
+  double largest_terms = 0.0, largest_value = 0.0, rounding = 0.0;
   for (const RowRange& range : ranges) {
     for (int64_t row = range.begin; row < range.end; ++row) {
       const auto k = decode_row_ref(kv.k_type, kv.k + row * kv.k_stride, kv.dim_k);
@@ -64,6 +119,7 @@ AttentionRef attention_ref(const float* q, const KvHeadView& kv, std::span<const
         s += double(q[c]) * k[size_t(c)];
         terms += std::abs(double(q[c]) * k[size_t(c)]);
       }
+      rounding = std::max(rounding, query_rounding(q, k, kv.k_type) * std::abs(double(params.scale)));
       s *= params.scale;
       if (params.softcap > 0.0f) s = params.softcap * std::tanh(s / params.softcap);
       r.scores.push_back(s);
@@ -74,9 +130,11 @@ AttentionRef attention_ref(const float* q, const KvHeadView& kv, std::span<const
   if (r.scores.empty()) return r;
   const double top = *std::max_element(r.scores.begin(), r.scores.end());
   double sum = 0.0;
+  std::vector<double> weights;
   for (size_t i = 0; i < r.scores.size(); ++i) {
     const double p = std::exp(r.scores[i] - top);
     sum += p;
+    weights.push_back(p);
     for (size_t c = 0; c < r.out.size(); ++c) {
       r.out[c] += p * values[i][c];
       largest_value = std::max(largest_value, std::abs(values[i][c]));
@@ -87,8 +145,10 @@ AttentionRef attention_ref(const float* q, const KvHeadView& kv, std::span<const
   // A score is a sum of dim products, each rounded, in lanes; the cap adds a few roundings of its own magnitude.
   // Weights err by their score's error, in numerator and denominator; sums over rows add one rounding per row and
   // rescaling.
-  r.score_tolerance = kEps * (largest_terms * (8.0 + kv.dim_k / 4.0) + 8.0 * params.softcap + std::abs(r.lse));
+  r.score_tolerance =
+      rounding + kEps * (largest_terms * (8.0 + kv.dim_k / 4.0) + 8.0 * params.softcap + std::abs(r.lse));
   r.out_tolerance = (2.0 * r.score_tolerance + kEps * (64.0 + 2.0 * double(r.scores.size()))) * largest_value;
+  r.out_tolerance += weight_rounding(weights, values, kv.v_type) / sum;
   r.score_tolerance += kEps * (16.0 + double(r.scores.size()));
   return r;
 }

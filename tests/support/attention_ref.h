@@ -12,16 +12,21 @@
 
 namespace longkv::test {
 
-inline constexpr KvType kAllKvTypes[] = {KvType::kF32, KvType::kF16, KvType::kBf16, KvType::kQ8_0, KvType::kQ4_0};
+inline constexpr KvType kAllKvTypes[] = {KvType::kF32,  KvType::kF16,  KvType::kBf16,
+                                         KvType::kQ8_0, KvType::kQ4_0, KvType::kFp8};
 
+// An E4M3 byte (OCP FP8) by its definition; the NaN codes too.
+double e4m3_value(uint8_t byte);
 // One stored row, by the definition of the format.
 std::vector<double> decode_row_ref(KvType type, const uint8_t* row, int64_t dim);
 
 struct AttentionRef {
-  std::vector<double> out;       // [dim_v]
-  double lse = 0.0;              // -inf without rows
-  std::vector<double> scores;    // per row of the ranges
-  double out_tolerance = 0.0;    // error that fp32 arithmetic may show in any channel
+  std::vector<double> out;     // [dim_v]
+  double lse = 0.0;            // -inf without rows
+  std::vector<double> scores;  // per row of the ranges
+  // Error that fp32 arithmetic may show in any channel; for quantised types also the rounding of the query and of the
+  // weights to integers that kv/attend_quant.h states.
+  double out_tolerance = 0.0;
   double score_tolerance = 0.0;  // ... in a score or lse
 };
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/float16.h"
+#include "kv/codec/middle.h"
 #include "kv/layout.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -113,6 +114,63 @@ void encode_q4_0(const float* src, int64_t dim, uint8_t* dst) {
   }
 }
 
+// Adding half a step, less one unit in the last place of an even value, and cutting rounds to nearest even.
+void encode_fp8(const float* src, int64_t dim, uint8_t* dst) {
+  const DF d;
+  const hn::RebindToSigned<DF> di;
+  constexpr float kLargest = 448.0f;
+  VF largest = hn::Zero(d), poison = hn::Zero(d);
+  int64_t c = 0;
+  for (; c + kLanes <= dim; c += kLanes) {
+    const VF x = hn::LoadU(d, src + c);
+    largest = hn::Max(largest, hn::Abs(x));
+    poison = hn::Add(poison, hn::Mul(x, hn::Zero(d)));
+  }
+  float amax = hn::GetLane(hn::MaxOfLanes(d, largest)), bad = hn::GetLane(hn::SumOfLanes(d, poison));
+  for (; c < dim; ++c) {
+    amax = std::max(amax, std::abs(src[c]));
+    bad += src[c] * 0.0f;
+  }
+  // Below, 448 / amax would not be finite.
+  const bf16_t scale = to_bf16((amax < 0x1p-100f ? 0.0f : amax / kLargest) + bad);
+  const float s = to_float(scale);
+  const float inverse = s != 0.0f && s == s ? 1.0f / s : 0.0f;
+  const auto code = [&](VF x) {
+    const auto bits = hn::BitCast(di, hn::Mul(hn::Mul(x, hn::Set(d, inverse)), hn::Set(d, 0x1p-120f)));
+    const auto magnitude = hn::And(bits, hn::Set(di, 0x7fffffff));
+    const auto odd = hn::And(hn::ShiftRight<kFp8Shift>(magnitude), hn::Set(di, 1));
+    const auto rounded = hn::ShiftRight<kFp8Shift>(hn::Add(magnitude, hn::Add(odd, hn::Set(di, 0x7ffff))));
+    const auto sign = hn::And(hn::ShiftRight<24>(bits), hn::Set(di, 0x80));
+    return hn::Or(hn::Min(rounded, hn::Set(di, 0x7e)), sign);
+  };
+  HWY_ALIGN int32_t codes[HWY_MAX_BYTES / 4];
+  HWY_ALIGN float lanes[HWY_MAX_BYTES / 4] = {};
+  for (c = 0; c < dim; c += kLanes) {
+    const int64_t n = std::min(kLanes, dim - c);
+    std::memcpy(lanes, src + c, size_t(n) * sizeof(float));
+    hn::Store(code(hn::Load(d, lanes)), di, codes);
+    for (int64_t i = 0; i < n; ++i) dst[c + i] = uint8_t(codes[i]);
+  }
+  std::memcpy(dst + dim, &scale, sizeof(scale));
+}
+
+void decode_fp8(const uint8_t* src, int64_t dim, float* dst) {
+  const DF d;
+  bf16_t bits;
+  std::memcpy(&bits, src + dim, sizeof(bits));
+  // 2^120 in two exact steps: with the scale it could exceed fp32.
+  const VF scale = hn::Set(d, to_float(bits) * 0x1p20f), lift = hn::Set(d, 0x1p100f);
+  int64_t c = 0;
+  for (; c + kLanes <= dim; c += kLanes) {
+    hn::StoreU(hn::Mul(hn::Mul(load_channels<KvType::kFp8>(src, c), lift), scale), d, dst + c);
+  }
+  if (c < dim) {
+    HWY_ALIGN float lanes[HWY_MAX_BYTES / 4];
+    hn::Store(hn::Mul(hn::Mul(load_tail<KvType::kFp8>(src, c, dim - c), lift), scale), d, lanes);
+    std::memcpy(dst + c, lanes, size_t(dim - c) * sizeof(float));
+  }
+}
+
 template <KvType kType>
 void decode(const uint8_t* src, int64_t dim, float* dst) {
   const DF d;
@@ -144,6 +202,9 @@ void EncodeRow(KvType type, const float* src, int64_t dim, uint8_t* dst) {
     case KvType::kBf16: encode_bf16(src, dim, dst); break;
     case KvType::kQ8_0: encode_q8_0(src, dim, dst); break;
     case KvType::kQ4_0: encode_q4_0(src, dim, dst); break;
+    case KvType::kFp8: encode_fp8(src, dim, dst); break;
+    case KvType::kKivi2:
+    case KvType::kKivi4: break;  // blocks of rows: kv/codec/kivi.h
   }
 }
 
@@ -154,6 +215,9 @@ void DecodeRow(KvType type, const uint8_t* src, int64_t dim, float* dst) {
     case KvType::kBf16: decode<KvType::kBf16>(src, dim, dst); break;
     case KvType::kQ8_0: decode_groups<KvType::kQ8_0>(src, dim, dst); break;
     case KvType::kQ4_0: decode_groups<KvType::kQ4_0>(src, dim, dst); break;
+    case KvType::kFp8: decode_fp8(src, dim, dst); break;
+    case KvType::kKivi2:
+    case KvType::kKivi4: break;
   }
 }
 
@@ -187,14 +251,43 @@ void decode_rows(KvType type, const uint8_t* src, int64_t src_stride, int64_t n,
   for (int64_t i = 0; i < n; ++i) decode(type, src + row_offset(i, src_stride), dim, dst + i * dst_stride);
 }
 
+namespace {
+
+// Calls plain(begin, end) and middle(begin, end) for the parts of [begin, end) in order, `middle` with rows counted
+// from the middle's first.
+template <class Plain, class Middle>
+void each_region(const KvHeadView& head, int64_t begin, int64_t end, const Plain& plain, const Middle& middle) {
+  const int64_t from = head.middle == nullptr ? end : std::clamp(head.middle->begin, begin, end);
+  const int64_t to = head.middle == nullptr ? end : std::clamp(head.middle->end, begin, end);
+  if (begin < from) plain(begin, from);
+  if (from < to) middle(from - head.middle->begin, to - head.middle->begin);
+  if (to < end) plain(to, end);
+}
+
+}  // namespace
+
 void decode_k_rows(const KvHeadView& head, int64_t begin, int64_t end, float* dst) {
-  decode_rows(head.k_type, head.k + row_offset(begin, head.k_stride), head.k_stride, end - begin, head.dim_k, dst,
-              head.dim_k);
+  each_region(
+      head, begin, end,
+      [&](int64_t from, int64_t to) {
+        decode_rows(head.k_type, head.k + row_offset(from, head.k_stride), head.k_stride, to - from, head.dim_k,
+                    dst + (from - begin) * head.dim_k, head.dim_k);
+      },
+      [&](int64_t from, int64_t to) {
+        decode_middle_k(head, from, to, dst + (from + head.middle->begin - begin) * head.dim_k);
+      });
 }
 
 void decode_v_rows(const KvHeadView& head, int64_t begin, int64_t end, float* dst) {
-  decode_rows(head.v_type, head.v + row_offset(begin, head.v_stride), head.v_stride, end - begin, head.dim_v, dst,
-              head.dim_v);
+  each_region(
+      head, begin, end,
+      [&](int64_t from, int64_t to) {
+        decode_rows(head.v_type, head.v + row_offset(from, head.v_stride), head.v_stride, to - from, head.dim_v,
+                    dst + (from - begin) * head.dim_v, head.dim_v);
+      },
+      [&](int64_t from, int64_t to) {
+        decode_middle_v(head, from, to, dst + (from + head.middle->begin - begin) * head.dim_v);
+      });
 }
 
 }  // namespace longkv

@@ -2,8 +2,10 @@
 //
 // f32, f16, bf16: the values in order. q8_0: dim int8 values, then dim/32 f16 scales; value = q * scale. q4_0: dim/2
 // bytes of nibbles (value i of a group of 32 in the low nibble of byte i for i < 16, the high nibble of byte i-16
-// else), then dim/32 f16 scales; value = (nibble - 8) * scale. Rounding is to nearest (even for f16 and bf16). A group
-// of 32 with a value that is not finite decodes to NaN; a value beyond f16's range becomes infinite in f16.
+// else), then dim/32 f16 scales; value = (nibble - 8) * scale. fp8: dim bytes of E4M3 (OCP: bias 7, largest 448, no
+// infinity), then one bf16 scale; value = E4M3 * scale, where the row's largest magnitude becomes 448. Rounding is to
+// nearest (even for f16, bf16 and E4M3). A group of 32 (fp8: a row) with a value that is not finite decodes to NaN; a
+// value beyond f16's range becomes infinite in f16.
 #pragma once
 
 #include <cstdint>

@@ -9,6 +9,7 @@
 
 #include <hwy/highway.h>
 
+#include <bit>
 #include <cstring>
 
 #include "base/float16.h"
@@ -37,13 +38,23 @@ HWY_INLINE VF load_f16(const uint8_t* p) {
 #endif
 }
 
-// kLanes channels of an f32, f16 or bf16 row, starting at channel c.
+// The bits of an E4M3 value below those of fp32, where it reads as value * 2^-120: exponents keep their meaning but for
+// the bias, subnormals included.
+inline constexpr int kFp8Shift = 20;
+inline constexpr uint32_t kFp8Mask = 0x87f00000u;
+
+// kLanes channels of an f32, f16, bf16 or fp8 row, starting at channel c; those of fp8 are value / scale * 2^-120.
 template <KvType kType>
 HWY_INLINE VF load_channels(const uint8_t* HWY_RESTRICT row, int64_t c) {
   const DF d;
-  static_assert(kType == KvType::kF32 || kType == KvType::kF16 || kType == KvType::kBf16);
+  static_assert(kType != KvType::kQ8_0 && kType != KvType::kQ4_0);
   if constexpr (kType == KvType::kF32) {
     return hn::LoadU(d, reinterpret_cast<const float*>(row) + c);
+  } else if constexpr (kType == KvType::kFp8) {
+    const hn::RebindToSigned<DF> di;
+    const hn::Rebind<int8_t, DF> d8;
+    const auto wide = hn::PromoteTo(di, hn::LoadU(d8, reinterpret_cast<const int8_t*>(row + c)));
+    return hn::BitCast(d, hn::And(hn::ShiftLeft<kFp8Shift>(wide), hn::Set(di, int32_t(kFp8Mask))));
   } else if constexpr (kType == KvType::kF16) {
     return load_f16(row + 2 * c);
   } else {
@@ -88,6 +99,8 @@ HWY_INLINE VF load_tail(const uint8_t* HWY_RESTRICT row, int64_t c, int64_t n) {
       lanes[i] = to_float(reinterpret_cast<const f16_t*>(row)[c + i]);
     } else if constexpr (kType == KvType::kBf16) {
       lanes[i] = to_float(reinterpret_cast<const bf16_t*>(row)[c + i]);
+    } else if constexpr (kType == KvType::kFp8) {
+      lanes[i] = std::bit_cast<float>((uint32_t(int32_t(int8_t(row[c + i]))) << kFp8Shift) & kFp8Mask);
     }
     // Quantised rows have whole groups of 32, so they have no tail.
   }

@@ -43,6 +43,7 @@ bool overrides(const RecipePart& part, std::string_view key) {
 const RecipeStageInfo* chosen_stage(const ResolvedPreset& preset, std::string_view key) {
   const RecipeStageInfo* stage = find_stage(key);
   if (stage == nullptr || stage->choices.size() < 2) return nullptr;
+  if (stage->stage == RecipeStage::kMask) return nullptr;  // leank:mask=FILE is the parameter of that name
   return stage->stage == RecipeStage::kStore || sets(preset, stage->stage) ? stage : nullptr;
 }
 

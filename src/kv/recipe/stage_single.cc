@@ -18,10 +18,6 @@ RecipeStageInfo single(RecipeStage stage, const char* name, const char* choice, 
 
 }  // namespace
 
-RecipeStageInfo mask_stage() {
-  return single(RecipeStage::kMask, "mask", "none", [](const Recipe&) { return std::string("none"); });
-}
-
 RecipeStageInfo place_stage() {
   return single(RecipeStage::kPlace, "place", "cpu", [](const Recipe&) { return std::string("cpu"); });
 }

@@ -20,11 +20,6 @@ struct LaterWord {
 };
 constexpr LaterWord kLater[] = {
     {"fastgen", "streaming"},
-    {"kivi2", "store=q4_0"},
-    {"kivi4", "store=q4_0"},
-    {"fp8", "store=q8_0"},
-    {"leank", "store=q8_0"},
-    {"think", "store=q8_0"},
     {"asymkv", "streaming"},
     {"gpu", "place=cpu"},
     {"hybrid", "place=cpu"},

@@ -1,0 +1,209 @@
+// AVX2 bodies of attend_blocks.h; they serve every x86 level from avx2 on.
+#include <immintrin.h>
+
+#include <cstring>
+#include <limits>
+
+#include "kv/attend_blocks.h"
+#include "kv/attend_weights_avx2.h"
+#include "kv/codec/kivi.h"
+
+namespace longkv::avx2 {
+
+namespace {
+
+constexpr int64_t kMaxDim = 1024;
+// Channels whose 16-bit sums of products are widened together: 4 * 2 * 127 * levels per step of four must stay below
+// 2^15 over kKeyStep / 4 steps.
+constexpr int64_t key_step(int bits) { return bits == 2 ? 128 : 32; }
+
+inline __m256i load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline __m256 load_halves(const uint8_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline float lane_sum(__m256 v) {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
+// A query head folded with the scales of a block: q * scale ~ scale * value, and sum q * minimum.
+struct FoldedQuery {
+  alignas(32) int8_t value[kMaxDim];
+  float scale;
+  float bias;
+};
+
+void fold(const float* q, const uint8_t* scales, const uint8_t* minima, int64_t dim, FoldedQuery& out) {
+  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+  alignas(32) float folded[kMaxDim];
+  __m256 bias = _mm256_setzero_ps();
+  __m256i top = _mm256_setzero_si256();
+  for (int64_t c = 0; c < dim; c += 8) {
+    const __m256 x = _mm256_loadu_ps(q + c), f = _mm256_mul_ps(x, load_halves(scales + 2 * c));
+    bias = _mm256_fmadd_ps(x, load_halves(minima + 2 * c), bias);
+    top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(f), magnitude));
+    _mm256_store_ps(folded + c, f);
+  }
+  out.bias = lane_sum(bias);
+  const float amax = largest_magnitude(top);
+  // NaN and infinity compare above every finite number as bits, and fail this comparison.
+  const bool finite = amax <= std::numeric_limits<float>::max();
+  const float inverse = finite && amax >= 0x1p-100f ? 127.0f / amax : 0.0f;
+  out.scale = !finite ? std::numeric_limits<float>::quiet_NaN() : inverse == 0.0f ? 0.0f : amax / 127.0f;
+  const __m256 factor = _mm256_set1_ps(inverse);
+  for (int64_t c = 0; c < dim; c += 32) {
+    __m256i w[4];
+    for (int i = 0; i < 4; ++i) {
+      w[i] = inverse == 0.0f ? _mm256_setzero_si256()
+                             : _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_load_ps(folded + c + 8 * i), factor));
+    }
+    const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(w[0], w[1]), _mm256_packs_epi32(w[2], w[3]));
+    // Packing works in 128-bit halves: words of four channels come out as 0 2 4 6 1 3 5 7.
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(out.value + c), _mm256_permutevar8x32_epi32(bytes, order));
+  }
+}
+
+inline __m256i four_channels(const int8_t* value) {
+  int32_t four;
+  std::memcpy(&four, value, sizeof(four));
+  return _mm256_set1_epi32(four);
+}
+
+// Ends the computation of a and b here, so that GCC keeps sums in registers.
+inline void settle(__m256i& a, __m256i& b) { asm volatile("" : "+x"(a), "+x"(b)); }
+
+// Sixteen rows of a block: with 2 bits those of bits 4 * kHalf and up, with 4 bits those of vector kHalf.
+template <int kBits, int kH, int kHalf>
+void sixteen_scores(const BlockKeys& b, const FoldedQuery* q) {
+  constexpr int64_t kVectors = kBits / 2;
+  constexpr int kShift = kBits == 2 ? 4 * kHalf : 0;
+  const __m256i mask = _mm256_set1_epi8((1 << kBits) - 1), ones = _mm256_set1_epi16(1);
+  const uint8_t* words = b.block + (kBits == 4 ? 32 * kHalf : 0);
+  __m256i total[kH][2] = {};
+  for (int64_t c0 = 0; c0 < b.dim; c0 += key_step(kBits)) {
+    const int64_t end = c0 + key_step(kBits) < b.dim ? c0 + key_step(kBits) : b.dim;
+    __m256i sum[kH][2] = {};
+    for (int64_t c = c0; c < end; c += 4) {
+      const __m256i x = load(words + c / 4 * kVectors * 32);
+      const __m256i first = _mm256_and_si256(_mm256_srli_epi16(x, kShift), mask);
+      const __m256i second = _mm256_and_si256(_mm256_srli_epi16(x, kShift + kBits), mask);
+#pragma GCC unroll 4
+      for (int h = 0; h < kH; ++h) {
+        const __m256i f = four_channels(q[h].value + c);
+        sum[h][0] = _mm256_add_epi16(sum[h][0], _mm256_maddubs_epi16(first, f));
+        sum[h][1] = _mm256_add_epi16(sum[h][1], _mm256_maddubs_epi16(second, f));
+        settle(sum[h][0], sum[h][1]);
+      }
+    }
+    for (int h = 0; h < kH; ++h) {
+      total[h][0] = _mm256_add_epi32(total[h][0], _mm256_madd_epi16(sum[h][0], ones));
+      total[h][1] = _mm256_add_epi32(total[h][1], _mm256_madd_epi16(sum[h][1], ones));
+    }
+  }
+  for (int h = 0; h < kH; ++h) {
+    const __m256 scale = _mm256_set1_ps(q[h].scale), bias = _mm256_set1_ps(q[h].bias);
+    float* s = b.s + h * b.s_stride + 16 * kHalf;
+    _mm256_storeu_ps(s, _mm256_fmadd_ps(_mm256_cvtepi32_ps(total[h][0]), scale, bias));
+    _mm256_storeu_ps(s + 8, _mm256_fmadd_ps(_mm256_cvtepi32_ps(total[h][1]), scale, bias));
+  }
+}
+
+template <int kBits, int kH>
+void keys_of(const BlockKeys& b, const FoldedQuery* q) {
+  sixteen_scores<kBits, kH, 0>(b, q);
+  sixteen_scores<kBits, kH, 1>(b, q);
+}
+
+template <int kBits>
+void keys(const BlockKeys& b) {
+  FoldedQuery q[4];
+  const uint8_t* scales = b.block + b.dim * kKiviRows * kBits / 8;
+  for (int h = 0; h < b.heads; ++h) fold(b.q + h * b.q_stride, scales, scales + 2 * b.dim, b.dim, q[h]);
+  switch (b.heads) {
+    case 1: return keys_of<kBits, 1>(b, q);
+    case 2: return keys_of<kBits, 2>(b, q);
+    case 3: return keys_of<kBits, 3>(b, q);
+    default: return keys_of<kBits, 4>(b, q);
+  }
+}
+
+// Sixteen channels of a group (kPart 0: 0-15, 1: 16-31).
+template <int kBits, int kH, int kPart>
+void sixteen_channels(const uint8_t* codes, const TileWeights* w, const float* bias, float* sums, int64_t stride) {
+  constexpr int kPairs = 4 / kBits;  // row pairs of a vector
+  const __m256i mask = _mm256_set1_epi16((1 << kBits) - 1);
+  __m256i sum[kH][2] = {};
+  for (int64_t u = 0; u < 16 / kPairs; ++u) {
+    const __m256i x = load(codes + 32 * u);
+#pragma GCC unroll 2
+    for (int m = 0; m < kPairs; ++m) {
+      const int shift = kBits * (4 * m + 2 * kPart);
+      const __m256i first = _mm256_and_si256(_mm256_srli_epi16(x, shift), mask);
+      const __m256i second = _mm256_and_si256(_mm256_srli_epi16(x, shift + kBits), mask);
+#pragma GCC unroll 4
+      for (int h = 0; h < kH; ++h) {
+        const __m256i weight = w[h].pair(2 * (kPairs * u + m));
+        sum[h][0] = _mm256_add_epi32(sum[h][0], _mm256_madd_epi16(first, weight));
+        sum[h][1] = _mm256_add_epi32(sum[h][1], _mm256_madd_epi16(second, weight));
+        settle(sum[h][0], sum[h][1]);
+      }
+    }
+  }
+  for (int h = 0; h < kH; ++h) {
+    const __m256 scale = _mm256_set1_ps(w[h].scale), offset = _mm256_set1_ps(bias[h]);
+    float* at = sums + h * stride + 16 * kPart;
+    for (int i = 0; i < 2; ++i) {
+      const __m256 old = _mm256_add_ps(_mm256_loadu_ps(at + 8 * i), offset);
+      _mm256_storeu_ps(at + 8 * i, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[h][i]), scale, old));
+    }
+  }
+}
+
+template <int kBits, int kH>
+void values_of(const uint8_t* codes, const TileWeights* w, const float* bias, float* sums, int64_t stride) {
+  sixteen_channels<kBits, kH, 0>(codes, w, bias, sums, stride);
+  sixteen_channels<kBits, kH, 1>(codes, w, bias, sums, stride);
+}
+
+template <int kBits>
+void values(const BlockValues& b) {
+  const int64_t groups = b.dim / kKiviRows, group_bytes = kKiviRows * kKiviRows * kBits / 8;
+  const uint8_t* scales = b.block + groups * group_bytes;
+  const uint8_t* minima = scales + 2 * b.dim;
+  for (int64_t g = 0; g < groups; ++g) {
+    TileWeights w[4];
+    float bias[4];
+    for (int h = 0; h < b.heads; ++h) {
+      const float* p = b.p + h * b.p_stride;
+      alignas(32) float scale[kKiviRows];
+      __m256 sum = _mm256_setzero_ps();
+      for (int64_t r = 0; r < kKiviRows; r += 8) {
+        const __m256 x = _mm256_loadu_ps(p + r);
+        const __m256 counts = _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_NEQ_UQ);
+        const int64_t at = 2 * (g * kKiviRows + r);
+        _mm256_store_ps(scale + r, _mm256_and_ps(load_halves(scales + at), counts));
+        sum = _mm256_fmadd_ps(x, _mm256_and_ps(load_halves(minima + at), counts), sum);
+      }
+      w[h].assign(p, scale, kKiviRows);
+      bias[h] = lane_sum(sum);
+    }
+    const uint8_t* codes = b.block + g * group_bytes;
+    float* sums = b.sums + g * kKiviRows;
+    switch (b.heads) {
+      case 1: values_of<kBits, 1>(codes, w, bias, sums, b.stride); break;
+      case 2: values_of<kBits, 2>(codes, w, bias, sums, b.stride); break;
+      case 3: values_of<kBits, 3>(codes, w, bias, sums, b.stride); break;
+      default: values_of<kBits, 4>(codes, w, bias, sums, b.stride); break;
+    }
+  }
+}
+
+}  // namespace
+
+void block_key_product(const BlockKeys& b) { b.type == KvType::kKivi2 ? keys<2>(b) : keys<4>(b); }
+
+void block_value_product(const BlockValues& b) { b.type == KvType::kKivi2 ? values<2>(b) : values<4>(b); }
+
+}  // namespace longkv::avx2

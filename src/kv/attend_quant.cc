@@ -1,0 +1,33 @@
+#include "kv/attend_quant.h"
+
+#include "base/cpu.h"
+
+namespace longkv {
+
+// 64 channels take five vectors of 32 bytes (attend_quant_avx2.cc).
+int64_t quant_query_bytes(int64_t dim) { return (dim + 63) / 64 * 160; }
+
+#if defined(__x86_64__)
+
+bool has_quant_kernels(KvType type) {
+  return kv_type_quantized(type) && active_isa() >= IsaLevel::kAvx2 && active_isa() < IsaLevel::kNeon;
+}
+
+void prepare_quant_query(KvType type, const float* q, int64_t dim, uint8_t* prepared) {
+  avx2::prepare_quant_query(type, q, dim, prepared);
+}
+
+void quant_key_product(const QuantKeyTile& tile) { avx2::quant_key_product(tile); }
+
+void quant_value_product(const QuantValueTile& tile) { avx2::quant_value_product(tile); }
+
+#else
+
+bool has_quant_kernels(KvType) { return false; }
+void prepare_quant_query(KvType, const float*, int64_t, uint8_t*) {}
+void quant_key_product(const QuantKeyTile&) {}
+void quant_value_product(const QuantValueTile&) {}
+
+#endif
+
+}  // namespace longkv

@@ -1,0 +1,63 @@
+// Products of quantised rows with int16 and int8 multiply-adds, where the CPU has them; elsewhere the Highway kernels
+// of attend_products-inl.h widen to fp32.
+//
+// Scores: the query is rounded once, to int16 with one scale per head for q8_0 keys (error of a channel at most
+// amax / 65534) and to int8 with one scale per 32 channels for q4_0 keys (at most amax / 254 of the group). Sums of
+// values: a tile's weights times row scales are rounded to int16, one scale per tile, head and group of 32 channels
+// (error of a weight at most 1 / 65534 of the largest). All sums of products are exact in int32.
+#pragma once
+
+#include <cstdint>
+
+#include "kv/types.h"
+
+namespace longkv {
+
+// Bytes of a prepared query head.
+int64_t quant_query_bytes(int64_t dim);
+// True when the functions below exist for this type on this CPU at the active level.
+bool has_quant_kernels(KvType type);
+
+// One query head of `dim` channels (a multiple of 32), already multiplied by the softmax scale. A value that is not
+// finite makes all scores NaN.
+void prepare_quant_query(KvType type, const float* q, int64_t dim, uint8_t* prepared);
+
+struct QuantKeyTile {
+  KvType type = KvType::kQ8_0;
+  const uint8_t* const* row = nullptr;  // [rows padded to 8]
+  int64_t rows = 0;
+  int64_t dim = 0;
+  const uint8_t* q = nullptr;  // [heads] prepared queries
+  int64_t q_stride = 0;
+  int heads = 0;
+  const uint8_t* const* ahead = nullptr;  // rows to prefetch meanwhile, or nullptr
+  int64_t ahead_rows = 0;
+  int64_t ahead_bytes = 0;
+  float* s = nullptr;  // [heads][s_stride], written for the padded rows
+  int64_t s_stride = 0;
+};
+void quant_key_product(const QuantKeyTile& tile);
+
+struct QuantValueTile {
+  KvType type = KvType::kQ8_0;
+  const uint8_t* const* row = nullptr;
+  int64_t rows = 0;  // at most 64
+  int64_t dim = 0;
+  const float* p = nullptr;  // [heads][p_stride], zero from `rows` to the padded rows
+  int64_t p_stride = 0;
+  int heads = 0;  // 1 to 4
+  const uint8_t* const* ahead = nullptr;
+  int64_t ahead_rows = 0;
+  int64_t ahead_bytes = 0;
+  float* sums = nullptr;  // [heads][stride], added to
+  int64_t stride = 0;
+};
+void quant_value_product(const QuantValueTile& tile);
+
+namespace avx2 {
+void prepare_quant_query(KvType type, const float* q, int64_t dim, uint8_t* prepared);
+void quant_key_product(const QuantKeyTile& tile);
+void quant_value_product(const QuantValueTile& tile);
+}  // namespace avx2
+
+}  // namespace longkv

@@ -1,0 +1,96 @@
+// Older rows of every head in an encoded form: the middle between first rows ("sinks") and recent ones, which stay in
+// the cache's arrays as they came.
+//
+//   rows of a head   [0, sink) as they came | [sink, end) encoded | [end, rows) as they came
+//
+// The middle grows in steps of 32 rows as soon as at least `window` rows remain after it, so recent rows number window
+// to window + 31, and its steps begin at `sink`: encoding row by row or a whole prompt at once gives the same bytes.
+// While a prompt is read nothing is encoded, as its attention is meant to be dense. Channels of K may be dropped per
+// head; a head without any keeps the mean of V alone. Layers with a sliding window are left as they are.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/virtual_array.h"
+#include "kv/types.h"
+#include "longkv/status.h"
+
+namespace longkv {
+
+// Channels of K that a head keeps in its middle.
+struct HeadMask {
+  std::vector<uint16_t> channels;  // ascending
+  std::vector<float> alpha;        // [channels], empty: 1
+};
+
+struct RegionSpec {
+  KvType k = KvType::kF16;
+  KvType v = KvType::kF16;
+  int64_t sink = 0;
+  int64_t window = 0;
+  std::vector<HeadMask> masks;  // [layers][kv_heads]; empty: all channels
+  bool removed_as_mean = true;  // heads without channels: the mean of V stands for the middle, else nothing does
+};
+
+class RegionStore {
+ public:
+  static constexpr int64_t kStep = 32;
+
+  // Errors: kInvalidArgument (channels that a type cannot hold), kOutOfMemory (address space).
+  static Result<RegionStore> create(const KvShape& shape, RegionSpec spec, RowCapacity capacity);
+
+  const RegionSpec& spec() const { return spec_; }
+  bool active(int layer) const { return window_.empty() || window_[size_t(layer)] == 0; }
+  // Where the middle of a head with `rows` rows ends.
+  int64_t wanted_end(int64_t rows) const {
+    const int64_t old = rows - spec_.sink - spec_.window;
+    return spec_.sink + (old > 0 ? old / kStep * kStep : 0);
+  }
+  int64_t kept_channels(int layer, int kv_head) const { return head(layer, kv_head).middle.dim_k; }
+  int64_t end(int layer, int kv_head) const { return head(layer, kv_head).middle.end; }
+  // nullptr while the middle is empty. The pointer stays valid, its content follows the store.
+  const KvMiddle* middle(int layer, int kv_head) const;
+
+  // Encodes rows [begin, end) of a head (whole steps at or after the middle's end) from its arrays; heads and steps may
+  // be encoded by several threads. commit() then makes [.., end) the middle.
+  void encode(int layer, int kv_head, const KvHeadView& head, int64_t begin, int64_t end);
+  void commit(int layer, int kv_head, const KvHeadView& head, int64_t end);
+  // Cuts the middle to [sink, end), a whole number of steps, and returns the memory behind it.
+  void cut(int layer, int kv_head, int64_t end);
+  // Replaces a head's mask. Only while its middle is empty.
+  Status set_mask(int layer, int kv_head, HeadMask mask);
+
+  // Promises that the middle will reach row `end` soon: huge pages where whole units of them will be filled.
+  void expect(int layer, int kv_head, int64_t end);
+
+  int64_t bytes_used() const;
+  // Rows held encoded, over all heads.
+  int64_t rows_encoded() const;
+  // Bytes of the encoded rows of `rows` rows of one head.
+  int64_t head_bytes(int layer, int kv_head, int64_t rows) const;
+
+ private:
+  struct Head {
+    KvMiddle middle;
+    HeadMask mask;
+    VirtualArray k, v;
+    std::vector<double> sum_v;  // of heads without channels
+    std::vector<float> mean_v;
+    int64_t advised = 0;  // rows
+  };
+  Head& head(int layer, int kv_head) { return heads_[size_t(layer) * size_t(kv_heads_) + size_t(kv_head)]; }
+  const Head& head(int layer, int kv_head) const { return heads_[size_t(layer) * size_t(kv_heads_) + size_t(kv_head)]; }
+  Status shape_head(Head& head);
+
+  RegionSpec spec_;
+  int kv_heads_ = 0;
+  int dim_k_ = 0;
+  int dim_v_ = 0;
+  int64_t capacity_ = 0;
+  std::vector<int64_t> window_;
+  std::vector<Head> heads_;
+};
+
+}  // namespace longkv
