@@ -1,6 +1,7 @@
 #include "engine/session.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -8,6 +9,7 @@
 #include "base/error.h"
 #include "engine/likelihood.h"
 #include "prefill/sparse.h"
+#include "tokenizer/tokenizer.h"
 
 namespace longkv {
 
@@ -41,6 +43,50 @@ KvRotate rotation(const LoadedModel& model, int64_t context) {
 // Estimates of sparse prompt attention want more queries at a time than products of weights do.
 int64_t prompt_chunk(const KvSession& kv, const SessionOptions& options) {
   return SparsePrefill::chunk_tokens(kv.recipe().prefill, options.chunk, options.context);
+}
+
+// Tokens before a repeated piece that name its place.
+constexpr size_t kAnchor = 8;
+
+// KVzip's instructions. From the second piece on they name its place by the eight tokens before it.
+Result<std::function<std::vector<int32_t>(int64_t, std::span<const int32_t>)>> repeat_instructions(
+    const LoadedModel& model) {
+  LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(model.file().metadata()));
+  const auto encode = [&](const char* text) { return tokenizer.encode(text, false, false); };
+  LONGKV_ASSIGN(const std::vector<int32_t> first, encode("\n\nRepeat the previous context exactly."));
+  LONGKV_ASSIGN(const std::vector<int32_t> later,
+                encode("\n\nRepeat the part of the previous context exactly, starting with"));
+  LONGKV_ASSIGN(const std::vector<int32_t> suffix, encode("\n"));
+  return std::function<std::vector<int32_t>(int64_t, std::span<const int32_t>)>(
+      [first, later, suffix](int64_t i, std::span<const int32_t> before) {
+        std::vector<int32_t> ids = i == 0 ? first : later;
+        if (i > 0) {
+          const auto anchor = before.last(std::min(kAnchor, before.size()));
+          ids.insert(ids.end(), anchor.begin(), anchor.end());
+        }
+        ids.insert(ids.end(), suffix.begin(), suffix.end());
+        return ids;
+      });
+}
+
+// Control tokens are special; tokens of ASCII punctuation alone, leading blanks aside, are punctuation.
+Result<std::vector<TokenClass>> classes_of_tokens(const LoadedModel& model) {
+  LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(model.file().metadata()));
+  std::vector<TokenClass> classes(size_t(model.config().vocab), TokenClass::kOther);
+  const int64_t known = std::min(int64_t(classes.size()), int64_t(tokenizer.vocab_size()));
+  for (int64_t id = 0; id < known; ++id) {
+    if (tokenizer.is_control(int32_t(id))) {
+      classes[size_t(id)] = TokenClass::kSpecial;
+      continue;
+    }
+    std::string_view text = tokenizer.piece(int32_t(id));
+    while (text.starts_with(' ')) text.remove_prefix(1);
+    const bool punctuation = !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
+      return c < 128 && std::ispunct(c) != 0;
+    });
+    if (punctuation) classes[size_t(id)] = TokenClass::kPunctuation;
+  }
+  return classes;
 }
 
 bool cancelled(const std::atomic<bool>* cancel) { return cancel != nullptr && cancel->load(std::memory_order_relaxed); }
@@ -79,6 +125,18 @@ Result<std::unique_ptr<KvSession>> Session::make_kv(const Recipe& recipe) const 
 
 int64_t Session::hidden_bytes(const ModelConfig& config, int64_t n) {
   return std::min(n, span_tokens(config, 1)) * config.dim * int64_t(sizeof(float));
+}
+
+// After embed(), which refuses ids outside the vocabulary.
+Status Session::note_classes(std::span<const int32_t> ids) {
+  if (!kv_->wants_classes()) return {};
+  if (token_classes_.empty()) {
+    LONGKV_ASSIGN(token_classes_, classes_of_tokens(model()));
+  }
+  std::vector<TokenClass> classes;
+  for (const int32_t id : ids) classes.push_back(token_classes_[size_t(id)]);
+  kv_->note_classes(classes);
+  return {};
 }
 
 Status Session::check_logits() const {
@@ -125,7 +183,36 @@ Status Session::prefill(std::span<const int32_t> ids, const PrefillProgress& pro
   // Only the last row reaches the output matrix.
   const int64_t last = (n - 1) % span;
   graph_.logits(hidden_.data() + last * c.dim, 1, logits_.data());
-  return check_logits();
+  LONGKV_TRY(check_logits());
+  if (kv_->repeat_chunk() == 0) return {};
+  const Status repeated = repeat_prompt(ids, start, cancel);
+  if (!repeated.ok()) LONGKV_TRY(kv_->truncate(TokenCount{start}));
+  return repeated;
+}
+
+// Reads the prompt again, piece by piece, so that the keep stage can score its rows; then rows are dropped.
+Status Session::repeat_prompt(std::span<const int32_t> ids, int64_t start, const std::atomic<bool>* cancel) {
+  if (!options_.repeat_prefix) {
+    LONGKV_ASSIGN(options_.repeat_prefix, repeat_instructions(model()));
+  }
+  const int64_t n = int64_t(ids.size()), chunk = kv_->repeat_chunk();
+  for (int64_t begin = 0; begin < n; begin += chunk) {
+    const int64_t end = std::min(n, begin + chunk);
+    std::vector<int32_t> input = options_.repeat_prefix(begin / chunk, ids.first(size_t(begin)));
+    input.insert(input.end(), ids.begin() + begin, ids.begin() + end);
+    const int64_t room = options_.context - tokens();
+    if (int64_t(input.size()) > room) {
+      return fail(
+          Code::kInvalidArgument,
+          "this recipe reads the prompt again in pieces of {} tokens after it, {} with the instruction; the context "
+          "of {} has room for {} more: raise it, or read smaller pieces (kvzip:chunk={})",
+          chunk, input.size(), options_.context, room, std::max<int64_t>(1, chunk / 4));
+    }
+    kv_->begin_repeat(start, {start + begin, start + end});
+    LONGKV_TRY(prefill_span(input, tokens() + int64_t(input.size()), false, 0, n, {}, cancel, {}, 0));
+    LONGKV_TRY(kv_->end_repeat());
+  }
+  return kv_->finish_repeats();
 }
 
 Status Session::prefill_span(std::span<const int32_t> ids, int64_t prompt_end, bool last_span, int64_t done_before,
@@ -137,6 +224,7 @@ Status Session::prefill_span(std::span<const int32_t> ids, int64_t prompt_end, b
   const int64_t chunk = prompt_chunk(*kv_, options_);
   if (hidden_.size() < size_t(n * c.dim)) hidden_.resize(size_t(n * c.dim));
   LONGKV_TRY(graph_.embed(ids.data(), n, hidden_.data()));
+  LONGKV_TRY(note_classes(ids));
   int64_t token_layers = 0;
   for (int layer = 0; layer < c.layers; ++layer) {
     for (int64_t begin = 0; begin < n; begin += chunk) {
@@ -189,6 +277,7 @@ Status Session::decode_layers(int32_t id, int64_t position) {
   const ModelConfig& c = model().config();
   if (hidden_.size() < size_t(c.dim)) hidden_.resize(size_t(c.dim));
   LONGKV_TRY(graph_.embed(&id, 1, hidden_.data()));
+  LONGKV_TRY(note_classes({&id, 1}));
   for (int layer = 0; layer < c.layers; ++layer) LONGKV_TRY(graph_.decode_layer(layer, *kv_, hidden_.data(), position));
   graph_.logits(hidden_.data(), 1, logits_.data());
   return {};

@@ -29,6 +29,9 @@ struct SessionOptions {
   PrefillOrder order = PrefillOrder::kLayerMajor;
   // Instead of the recipe's keep stage, for methods that no recipe names.
   std::function<std::unique_ptr<Keeper>()> keeper = {};
+  // For recipes that read the prompt again (kvzip): what stands before piece `i` when it is repeated, `before` being
+  // the tokens that precede it in the prompt. Empty: an instruction to repeat, in the model's own tokens.
+  std::function<std::vector<int32_t>(int64_t i, std::span<const int32_t> before)> repeat_prefix = {};
 };
 
 // Called after each piece of prompt work. `done` counts token-layers in units of tokens, so it rises evenly to `total`.
@@ -86,6 +89,8 @@ class Session {
   Status prefill_span(std::span<const int32_t> ids, int64_t prompt_end, bool last_span, int64_t done_before,
                       int64_t total, const PrefillProgress& progress, const std::atomic<bool>* cancel,
                       const LogitsSink& sink, int64_t sink_from);
+  Status note_classes(std::span<const int32_t> ids);
+  Status repeat_prompt(std::span<const int32_t> ids, int64_t start, const std::atomic<bool>* cancel);
   Status check_logits() const;
   Status decode_layers(int32_t id, int64_t position);
 
@@ -97,6 +102,7 @@ class Session {
   std::vector<float> logits_;
   std::vector<float> sink_logits_;
   std::vector<float> full_logits_;
+  std::vector<TokenClass> token_classes_;  // [vocab], for recipes that want them
   int check_every_ = 0;
   int64_t decoded_ = 0;
   bool last_checked_ = false;

@@ -206,6 +206,10 @@ Status KvSession::begin_chunk(int layer, const float* q, const float* k, const f
 Status KvSession::end_chunk(int layer, int64_t prompt_end, const PrefillAttendArgs& args) {
   Impl& impl = *impl_;
   if (!evicts(layer)) return {};
+  if (impl.repeat.prompt_begin >= 0) {
+    score_repeat(layer, args.q, args.tokens);
+    return {};
+  }
   impl.collector->after_chunk(layer, keep_end(layer, prompt_end), args, impl.rotate, impl.pool);
   return impl.keep_needs.every_chunk ? evict(layer, false) : Status();
 }
@@ -403,6 +407,7 @@ Status KvSession::truncate(TokenCount tokens) {
     if (impl.collector) impl.collector->drop(layer);
   }
   if (impl.keeper) impl.keeper->truncated(cache_);
+  impl.repeat = {};
   impl.step = -1;
   std::fill(impl.prompt_start.begin(), impl.prompt_start.end(), -1);
   return {};

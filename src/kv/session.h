@@ -61,6 +61,10 @@ class KvSession {
                                                    KvSessionExtras extras = {});
   ~KvSession();
 
+  // For recipes that look at what tokens are: classes of the next tokens, before their rows are appended.
+  bool wants_classes() const;
+  void note_classes(std::span<const TokenClass> classes);
+
   // Prompt: appends the chunk and attends causally, dense. q: [n][query heads][dim_k], k: [n][kv heads][dim_k],
   // v: [n][kv heads][dim_v], out: [n][query heads][dim_v]. `prompt_end` is the position after the prompt's last token:
   // the last queries before it give importance and votes.
@@ -75,6 +79,14 @@ class KvSession {
   bool changes_prompt() const;
   // After a layer's last prompt chunk: rows that the recipe does not keep are dropped, then importance, preselection.
   Status finish_prefill(int layer);
+
+  // Recipes that score rows while the prompt is read again: tokens of a piece, 0 for other recipes. After a prompt, for
+  // every piece [begin, end) of positions: begin_repeat, prefill() of the repeating input in all layers without
+  // finish_prefill, end_repeat, which forgets that input; then finish_repeats, which drops rows.
+  int64_t repeat_chunk() const;
+  void begin_repeat(int64_t prompt_begin, RowRange piece);
+  Status end_repeat();
+  Status finish_repeats();
 
   // One token: append, select, attend. Layers are called in ascending order; layer 0 starts a new step.
   Status decode(int layer, const float* q, const float* k, const float* v, float* out);
@@ -127,6 +139,7 @@ class KvSession {
   int64_t bytes_of(int layer, int kv_head, std::span<const RowRange> ranges) const;
   void load_views(int layer);
   bool evicts(int layer) const;
+  void score_repeat(int layer, const float* q, int64_t n);
   void ask_attention(int layer, int64_t prompt_end, PrefillAttendArgs& args);
   int64_t keep_end(int layer, int64_t prompt_end) const;
   Status evict(int layer, bool last);

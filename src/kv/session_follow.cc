@@ -12,7 +12,9 @@ void KvSession::add_follower(KvSession* follower) { impl_->followers.push_back(f
 void KvSession::clear_followers() { impl_->followers.clear(); }
 
 bool KvSession::changes_prompt() const {
-  return impl_->keep_needs.every_chunk || recipe_.prefill.kind != PrefillKind::kDense;
+  const KeepNeeds& needs = impl_->keep_needs;
+  return needs.every_chunk || needs.repeat_chunk > 0 || needs.token_classes ||
+         recipe_.prefill.kind != PrefillKind::kDense;
 }
 
 void KvSession::set_reference(const KvSession* full) { impl_->reference = full; }

@@ -58,7 +58,12 @@ struct KvSession::Impl {
     const float* q_came = nullptr;
     std::vector<float> q_rows, k_rows, v_rows;
   };
-  Rotation rotation;                               // Hadamard, of the store stage
+  Rotation rotation;  // Hadamard, of the store stage
+  struct Repeat {
+    int64_t prompt_begin = -1;  // position; -1: nothing is being repeated
+    RowRange piece;             // positions
+    int64_t from = 0;           // position of the repeating input's first token
+  } repeat;
   std::vector<SelectionUnit> units;                // of a layer: KV heads, or query heads for selection per query head
   std::vector<std::vector<RowRange>> ranges;       // [layers][units], of the last decode step
   std::vector<std::vector<RowRange>> head_ranges;  // [layers][kv_heads], the same per KV head

@@ -76,6 +76,9 @@ void KvSession::merge_rows(int layer, const KeepChoice& choice) {
   });
 }
 
+bool KvSession::wants_classes() const { return impl_->keeper != nullptr && impl_->keep_needs.token_classes; }
+void KvSession::note_classes(std::span<const TokenClass> classes) { impl_->keeper->note_classes(tokens().v, classes); }
+
 // Decoding: each head may drop one row.
 void KvSession::evict_one(int layer, const float* q, KeepStep when) {
   Impl& impl = *impl_;

@@ -61,7 +61,24 @@ std::string keep_of(const KvpressRecord& record, const KvpressCut& cut, int64_t 
     }
     return fmt::format("keep=adakv(scorer=expected,{},window=0,{})", shared, expected(inner));
   }
+  if (record.press == "KVzipPress" && !p.at("kvzip_plus_normalization").get<bool>()) {
+    return fmt::format("keep=kvzip(keep_ratio={},sink={},chunk={},layerwise={})", 1 - cut.ratio,
+                       p.at("n_sink").get<int>(), p.at("chunk_size").get<int>(), p.at("layerwise").get<bool>());
+  }
   return "";
+}
+
+// The recording was made without a chat template, in tokens that its prompts name.
+SessionOptions with_repeats(SessionOptions options, const KvpressCase& c, const KvpressRecord& record) {
+  if (record.repeat_ids.empty()) return options;
+  const auto chunk = size_t(options.recipe.keep.chunk);
+  options.context *= 3;
+  options.repeat_prefix = [&c, &record, chunk](int64_t i, std::span<const int32_t>) {
+    std::vector<int32_t> ids = record.repeat_ids.at(size_t(i));
+    ids.resize(ids.size() - std::min(chunk, c.ids.size() - size_t(i) * chunk));
+    return ids;
+  };
+  return options;
 }
 
 std::shared_ptr<const LoadedModel> load(const KvpressGolden& golden) {
@@ -107,7 +124,8 @@ TEST(Kvpress, TinyModelsKeepTheSameRows) {
         for (const KvpressCut& cut : record.cuts) {
           const std::string keep = keep_of(record, cut, int64_t(c.ids.size()));
           if (keep.empty()) continue;
-          auto session = Session::create(model, options_for(keep, int64_t(c.ids.size())), pool);
+          auto session =
+              Session::create(model, with_repeats(options_for(keep, int64_t(c.ids.size())), c, record), pool);
           ASSERT_TRUE(session.ok()) << session.status().message();
           ASSERT_TRUE((*session)->prefill(c.ids).ok());
           Lists found;
@@ -170,7 +188,7 @@ TEST(Kvpress, SmolLM2KeepsTheSameRows) {
   for (const KvpressRecord& record : c.records) {
     for (const KvpressCut& cut : record.cuts) {
       const std::string keep = keep_of(record, cut, n);
-      if (keep.empty()) continue;
+      if (keep.empty() || !record.repeat_ids.empty()) continue;
       auto keeper = make_keeper(options_for(keep, n).recipe.keep, config.kv_shape());
       ASSERT_TRUE(keeper.ok()) << keeper.status().message();
       const KeepNeeds needs = (*keeper)->needs();
@@ -187,6 +205,18 @@ TEST(Kvpress, SmolLM2KeepsTheSameRows) {
     ASSERT_TRUE((*session)->prefill(c.ids).ok());
     for (const AskingKeeper::Asked& a : asked) totals.add(compare_kept(c, *a.record, *a.cut, a.found));
   }
+  // What reads the prompt again needs a session of its own.
+  const KvpressRecord& kvzip = c.find("kvzip");
+  const KvpressCut& cut = kvzip.cuts.at(1);
+  auto session = Session::create(model, with_repeats(options_for(keep_of(kvzip, cut, n), n), c, kvzip), pool);
+  ASSERT_TRUE(session.ok()) << session.status().message();
+  ASSERT_TRUE((*session)->prefill(c.ids).ok());
+  Lists found;
+  for (int layer = 0; layer < golden.layers; ++layer) {
+    auto& heads = found.emplace_back();
+    for (int h = 0; h < golden.kv_heads; ++h) heads.push_back((*session)->kv().kept_positions(layer, h));
+  }
+  totals.add(compare_kept(c, kvzip, cut, found));
   EXPECT_GT(totals.lists, 20);
   EXPECT_LT(double(totals.ties), 1e-3 * double(totals.compared));
 }

@@ -7,6 +7,7 @@ namespace longkv {
 
 Result<std::unique_ptr<Keeper>> make_keeper(const KeepSpec& spec, const KvShape& shape) {
   switch (spec.kind) {
+    case KeepKind::kFastgen: return make_fastgen(spec, shape);
     case KeepKind::kAll: return std::unique_ptr<Keeper>();
     case KeepKind::kStreaming: return make_streaming(spec, shape);
     case KeepKind::kKnorm: return make_knorm(spec, shape);
@@ -21,7 +22,7 @@ Result<std::unique_ptr<Keeper>> make_keeper(const KeepSpec& spec, const KvShape&
     case KeepKind::kDuo: return make_duo(spec, shape);
     case KeepKind::kNormmass:
     case KeepKind::kKvslimmer: return make_merging(spec, shape);
-    default: break;
+    case KeepKind::kKvzip: return make_kvzip(spec, shape);
   }
   return fail(Code::kInternal, "keep={} has no keeper", keep_kind_name(spec.kind));
 }

@@ -32,6 +32,9 @@ enum class KeepStep {
   kAfterAttention,   // by attention: the step's log-sum-exps are known
 };
 
+// What a token is, as far as keepers care.
+enum class TokenClass : uint8_t { kOther, kSpecial, kPunctuation };
+
 // What a keeper wants to know of a prompt; nothing else is collected.
 struct KeepNeeds {
   static constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
@@ -43,7 +46,10 @@ struct KeepNeeds {
   KvRowFields fields;
   KeepStep step = KeepStep::kNone;
   bool every_chunk = false;  // act after every chunk of a prompt, on its queries; later chunks read what is left
-  bool ragged = false;       // heads of a layer may keep different numbers of rows
+  // Nothing is dropped until the prompt was read again in pieces of so many tokens; 0: it is not. See repeated().
+  int64_t repeat_chunk = 0;
+  bool token_classes = false;  // note_classes()
+  bool ragged = false;         // heads of a layer may keep different numbers of rows
 };
 
 // Queries handed over, RoPE applied, and what attention gave them.
@@ -106,15 +112,33 @@ struct KeepStepInput {
   ThreadPool* pool = nullptr;
 };
 
+// A chunk of tokens that repeat a piece of the prompt, in one layer, after its attention. Per KV head.
+struct KeepRepeat {
+  int layer = 0;
+  std::span<const KvHeadView> heads;   // the chunk's rows are the last `tokens` of each
+  std::span<const int64_t> first_row;  // of the prompt that is being read again
+  std::span<const RowRange> context;   // the piece that is repeated
+  std::span<const RowRange> input;     // the repeated input so far, the chunk included
+  const float* q = nullptr;            // [tokens][query heads][dim_k]
+  int64_t tokens = 0;
+  AttendParams params;
+  ThreadPool* pool = nullptr;
+};
+
 class Keeper {
  public:
   virtual ~Keeper() = default;
   virtual KeepNeeds needs() const = 0;
 
+  // Classes of the tokens from position `first` on, before their rows come.
+  virtual void note_classes(int64_t /*first*/, std::span<const TokenClass> /*classes*/) {}
   // Rows that each head keeps. Errors end the prompt.
   virtual Status choose(const KeepInput& input, KeepChoice& choice) = 0;
   // After the choice was carried out: for what depends on where the rows now lie.
   virtual void moved(const KeepInput& /*before*/, const KeepChoice& /*choice*/, KvCache& /*cache*/) {}
+  // Methods that read the prompt again: a chunk of the second reading, and the choice in all layers after it.
+  virtual void repeated(const KeepRepeat& /*repeat*/) {}
+  virtual Status choose_all(const KvCache& /*cache*/, std::vector<KeepChoice>& /*by_layer*/) { return {}; }
   // Row that each head drops now, or -1. The last row takes the place of a dropped one, in state kept here too.
   virtual void step(const KeepStepInput& /*input*/, std::span<int64_t> /*evict*/) {}
   // Tokens at the end were cut (all of them: cache.tokens() is 0): so is state kept for their rows.

@@ -19,6 +19,8 @@ std::unique_ptr<Keeper> make_expected_attention(const KeepSpec& spec, const KvSh
 std::unique_ptr<Keeper> make_adakv(const KeepSpec& spec, const KvShape& shape);
 // Errors: kIo, kInvalidArgument (a file of gates that does not fit the model).
 Result<std::unique_ptr<Keeper>> make_duo(const KeepSpec& spec, const KvShape& shape);
+std::unique_ptr<Keeper> make_kvzip(const KeepSpec& spec, const KvShape& shape);
+std::unique_ptr<Keeper> make_fastgen(const KeepSpec& spec, const KvShape& shape);
 // normmass and kvslimmer.
 std::unique_ptr<Keeper> make_merging(const KeepSpec& spec, const KvShape& shape);
 

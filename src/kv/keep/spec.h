@@ -66,9 +66,9 @@ struct KeepSpec {
   double recovery = 0.95;        // fastgen
   double heavy = 0.3;
   double local = 0.3;
-  std::string special;  // fastgen: token classes
 
-  int64_t chunk = 2048;   // kvzip
+  int64_t chunk = 2048;  // kvzip: tokens read again at a time
+  bool layerwise = false;
   double gamma = 0;       // normmass: newer links are merged more readily by exp(-place / gamma); 0: off
   int64_t max_count = 8;  // normmass
   KeepKeyWeight key_weight = KeepKeyWeight::kNorm;

@@ -11,7 +11,8 @@ namespace {
 constexpr KeepKind kKinds[] = {
     KeepKind::kAll,    KeepKind::kStreaming, KeepKind::kKnorm,    KeepKind::kKeydiff,   KeepKind::kRandom,
     KeepKind::kSnapkv, KeepKind::kTova,      KeepKind::kH2o,      KeepKind::kPyramidkv, KeepKind::kExpectedAttention,
-    KeepKind::kAdakv,  KeepKind::kDuo,       KeepKind::kNormmass, KeepKind::kKvslimmer};
+    KeepKind::kAdakv,  KeepKind::kDuo,       KeepKind::kNormmass, KeepKind::kKvslimmer, KeepKind::kKvzip,
+    KeepKind::kFastgen};
 
 constexpr const char* kBudgeted =
     " knorm keydiff random snapkv tova h2o pyramidkv expected_attention adakv normmass kvslimmer ";
@@ -83,6 +84,14 @@ const RecipeField kFields[] = {
     LONGKV_WORD_FIELD("bias", kMerging, "entropy count", false, keep.merge_bias),
     LONGKV_REAL_FIELD("gamma", kMerging, 0, 1e9, false, keep.gamma),
     LONGKV_COUNT_FIELD("max_count", kMerging, 0, 65535, false, keep.max_count),
+    LONGKV_REAL_FIELD("keep_ratio", " kvzip ", 0, 1, true, keep.keep_ratio),
+    LONGKV_COUNT_FIELD("sink", " kvzip ", 0, kMaxRecipeRows, false, keep.sink),
+    LONGKV_COUNT_FIELD("chunk", " kvzip ", 1, 1 << 20, false, keep.chunk),
+    LONGKV_WORD_FIELD("layerwise", " kvzip ", "false true", false, keep.layerwise),
+    LONGKV_REAL_FIELD("recovery", " fastgen ", 0, 1, true, keep.recovery),
+    LONGKV_REAL_FIELD("heavy", " fastgen ", 0, 1, false, keep.heavy),
+    LONGKV_REAL_FIELD("local", " fastgen ", 0, 1, false, keep.local),
+    LONGKV_COUNT_FIELD("sink", " fastgen ", 0, kMaxRecipeRows, false, keep.sink),
 };
 
 const RecipePreset kPresets[] = {
@@ -98,6 +107,8 @@ const RecipePreset kPresets[] = {
     {"duo", "keep=duo"},
     {"normmass", "keep=normmass"},
     {"kvslimmer", "keep=kvslimmer"},
+    {"kvzip", "keep=kvzip"},
+    {"fastgen", "keep=fastgen"},
 };
 
 bool contains(const char* words, const char* word) {
@@ -138,7 +149,7 @@ Status validate(const Recipe& recipe) {
                 "keep=snapkv with this index and select",
                 name, name);
   }
-  if (contains(" adakv duo ", name) && !recipe.select.all) {
+  if (contains(" adakv duo kvzip fastgen ", name) && !recipe.select.all) {
     return fail(Code::kInvalidArgument,
                 "keep={} gives every head its own number of rows, an index needs them equal; nearest legal recipes: "
                 "keep={} alone, or keep=snapkv with this index and select",

@@ -19,7 +19,6 @@ struct LaterWord {
   const char* nearest;
 };
 constexpr LaterWord kLater[] = {
-    {"fastgen", "streaming"},
     {"asymkv", "streaming"},
     {"gpu", "place=cpu"},
     {"hybrid", "place=cpu"},
