@@ -160,6 +160,13 @@ Status Session::prefill(std::span<const int32_t> ids, const PrefillProgress& pro
     return fail(Code::kInvalidArgument, "{} tokens are held and {} more do not fit the context of {}", start, n,
                 options_.context);
   }
+  if (const int64_t piece = std::min(n, kv_->repeat_chunk()); start + n + piece > options_.context) {
+    return fail(
+        Code::kInvalidArgument,
+        "{} tokens and a piece of {} that this recipe reads again after them do not fit the context of {}; raise "
+        "it, or read smaller pieces (kvzip:chunk={})",
+        start + n, piece, options_.context, std::max<int64_t>(1, piece / 4));
+  }
   const ModelConfig& c = model().config();
   for (int32_t id : ids) {
     if (id < 0 || id >= c.vocab) {

@@ -133,7 +133,7 @@ void measure(KvPlan& plan) {
   const std::vector<LayerPlan> layers = plan_layers(shape, recipe);
   const KeepNeeds needs = plan.keeper ? plan.keeper->needs() : KeepNeeds{};
   const Budgets budgets(select);
-  int64_t unreleased = 0;  // rows of one layer that its whole prompt holds until the layer ends
+  int64_t unreleased = 0;  // rows that are held beside those that stay, at most
   for (size_t l = 0; l < layers.size(); ++l) {
     const LayerPlan& layer = layers[l];
     const bool evicts = plan.keeper && layer.window == 0;
@@ -148,7 +148,9 @@ void measure(KvPlan& plan) {
     const bool returns = layer.window > 0 && layer.role == LayerRole::kDense;
     const int64_t waiting =
         returns ? std::min(n - rows, SparsePrefill::chunk_tokens(recipe.prefill, kUsualChunk, n)) : n - rows;
-    unreleased = std::max(unreleased, evicts && needs.every_chunk ? 0 : waiting);
+    const int64_t leaving = evicts && needs.every_chunk ? 0 : waiting;
+    // Where the prompt is read again, every layer waits for the end.
+    unreleased = evicts && needs.repeat_chunk > 0 ? unreleased + leaving : std::max(unreleased, leaving);
 
     int64_t attended = rows;
     int64_t readers = 1;  // lists that read rows of one KV head

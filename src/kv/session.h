@@ -75,8 +75,8 @@ class KvSession {
   // Errors of a follower end the prompt.
   void add_follower(KvSession* follower);
   void clear_followers();
-  // What a prompt's chunk attends depends on the recipe, or the recipe wants more than chunks (a second reading, classes
-  // of tokens), so only reading the prompt itself shows what the recipe gives.
+  // What a prompt's chunk attends depends on the recipe, or the recipe wants more than chunks (a second reading,
+  // classes of tokens), so only reading the prompt itself shows what the recipe gives.
   bool changes_prompt() const;
   // After a layer's last prompt chunk: rows that the recipe does not keep are dropped, then importance, preselection.
   Status finish_prefill(int layer);

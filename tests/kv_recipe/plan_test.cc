@@ -108,6 +108,10 @@ TEST(Plan, EvictionHoldsTheBudgetAndOneLayerAtThePeak) {
   // Merging after every chunk never holds a whole layer.
   const KvPlan merged = planned(large_model(), "normmass:budget=2K", n);
   EXPECT_LT(merged.prompt_bytes - full.prompt_bytes, (p.prompt_bytes - full.prompt_bytes) / 8);
+  // KVzip holds everything until its second reading is over.
+  const KvPlan zip = planned(large_model(), "kvzip:keep_ratio=0.25", n);
+  EXPECT_EQ(zip.k_bytes + zip.v_bytes, 32 * n / 4 * row);
+  EXPECT_EQ(zip.prompt_bytes - full.prompt_bytes, 32 * (n - n / 4) * row);
   // An index over kept rows only.
   const KvPlan both = planned(large_model(), "snapkv:budget=32K+quest", n);
   EXPECT_LT(both.index_bytes, planned(large_model(), "quest", n).index_bytes / 3);
