@@ -68,13 +68,14 @@ Status check_needs(const KeepNeeds& needs, const Recipe& recipe, bool rotates) {
                 "the same keep stage with select=all",
                 recipe.canonical());
   }
-  if (needs.every_chunk && recipe.index.kind == IndexKind::kDynamic) {
+  const bool representatives = recipe.index.kind == IndexKind::kDynamic || recipe.index.kind == IndexKind::kRepr;
+  if (needs.every_chunk && representatives) {
     return fail(Code::kInvalidArgument,
                 "{}: representatives are chosen by attention over the whole prompt, of which this keep stage leaves "
                 "only merged rows; nearest legal: index=minmax",
                 recipe.canonical());
   }
-  const bool votes = recipe.index.kind == IndexKind::kDynamic || recipe.select.preselect > 0;
+  const bool votes = representatives || recipe.select.preselect > 0;
   if (votes && needs.mass_queries > 0 && needs.mass_queries != recipe.select.preselect_queries) {
     return fail(Code::kInvalidArgument,
                 "{}: keep stage and index both read the attention of the prompt's last queries, but of different "
