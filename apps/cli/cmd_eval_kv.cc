@@ -21,6 +21,9 @@ namespace longkv::cli {
 
 namespace {
 
+// Tokens of the instruction that comes before a piece that is read again, and more.
+constexpr int64_t kRepeatRoom = 64;
+
 struct EvalKvOptions {
   GlobalOptions global;
   ModelOptions model;
@@ -137,7 +140,13 @@ Status run_eval_kv(const EvalKvOptions& o) {
   compare.continuation = texts.continuation;
   compare.steps = std::max(o.steps, int64_t(texts.continuation.size()));
   compare.check_every = o.check_every;
-  const int64_t needed = int64_t(texts.prompt.size()) + compare.steps;
+  int64_t needed = int64_t(texts.prompt.size()) + compare.steps;
+  // KVzip reads the prompt again in pieces, behind the whole of it.
+  for (const Recipe& recipe : recipes) {
+    if (recipe.keep.kind == KeepKind::kKvzip) {
+      needed = std::max(needed, int64_t(texts.prompt.size()) + recipe.keep.chunk + kRepeatRoom);
+    }
+  }
   if (needed > opened.context) {
     return fail(Code::kInvalidArgument, "{} tokens of prompt and {} steps do not fit the context of {}; raise -c",
                 texts.prompt.size(), compare.steps, opened.context);

@@ -110,8 +110,8 @@ class KvSession {
   void reset_stats();
   // Every n-th decode step also attends fully and fills the check fields of the statistics; 0 = never.
   void set_check_every(int n) { check_every_ = n; }
-  // Checks compare with attention over all rows of `full`, which holds at least the tokens of this session, instead of
-  // over this session's own rows: what was evicted or rounded then counts as lost.
+  // Checks compare with attention over all rows of `full`, which holds at least as many tokens, instead of over the
+  // session's own rows: what was evicted or rounded then counts as lost.
   void set_reference(const KvSession* full);
   // A token attended fully that leaves no trace: decode() between begin_probe() and end_probe() neither chooses rows
   // nor counts, and end_probe() drops the token's rows again. At most one token per probe.

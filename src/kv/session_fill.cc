@@ -98,7 +98,7 @@ Status KvSession::copy_rows(const KvSession& from) {
           std::copy_n(head.data() + r * shape.dim_v, shape.dim_v, v.data() + (r * shape.kv_heads + h) * shape.dim_v);
         }
       }
-      // Rotation is its own inverse: rows come back as they were, then turn into this session's.
+      // Rotation is its own inverse: rows come back as they were, then turn into those of the new one.
       const float *own_k = k.data(), *own_v = v.data();
       Impl::Rotation back;
       back.enter_rows(from.recipe_.store, shape, n, own_k, own_v);

@@ -88,7 +88,7 @@ struct KvSession::Impl {
   std::vector<RowRange> union_scratch;
   std::vector<float> lse;        // [query heads]
   std::vector<float> check_lse;  // [query heads]
-  std::vector<float> check_own;  // [query heads][dim_v], this session's output where it is compared with a reference
+  std::vector<float> check_own;  // [query heads][dim_v], the session's own output where a reference is compared with
   std::vector<float> check_out;  // [query heads][dim_v]
 };
 

@@ -150,9 +150,9 @@ TEST_P(RegionsEachLevel, EqualsDecodeThenDense) {
     double slack;  // of scores: rounding of queries to int8 or int16 where the level has integer products
   };
   const Case cases[] = {
-      {KvType::kF16, KvType::kF16, true, true, 0.0},      {KvType::kFp8, KvType::kFp8, true, false, 0.0},
-      {KvType::kF16, KvType::kFp8, false, false, 0.0},    {KvType::kQ8_0, KvType::kQ8_0, true, true, 1e-3},
-      {KvType::kQ4_0, KvType::kQ8_0, true, false, 0.1},   {KvType::kKivi4, KvType::kKivi2, true, true, 0.25},
+      {KvType::kF16, KvType::kF16, true, true, 0.0},       {KvType::kFp8, KvType::kFp8, true, false, 0.0},
+      {KvType::kF16, KvType::kFp8, false, false, 0.0},     {KvType::kQ8_0, KvType::kQ8_0, true, true, 1e-3},
+      {KvType::kQ4_0, KvType::kQ8_0, true, false, 0.1},    {KvType::kKivi4, KvType::kKivi2, true, true, 0.25},
       {KvType::kKivi2, KvType::kKivi2, false, false, 0.25}};
   for (const Case& c : cases) {
     RegionSpec spec;

@@ -1,4 +1,4 @@
-// Named recipes: what they stand for, and how overrides change them. Documented in docs/recipes.md.
+// Named recipes: what they stand for, and how overrides change them. Documented in docs/methods.md.
 #pragma once
 
 #include <vector>
