@@ -3,10 +3,9 @@
 //   recipes_bench MODEL DIRECTORY THREADS SECONDS RECIPE...
 //
 // No prompt is begun after SECONDS. DIRECTORY holds NAME.document, NAME.question and NAME.answer, as
-// bench/needle_tasks.py --write makes them. The document is read once with full attention; every recipe takes the rows
-// over (KvSession::copy_rows), decodes the question and answers greedily, each token also with full attention for the
-// comparison. Recipes whose index needs the prompt's attention (infllm, ktransformers) have what they use for blocks of
-// an answer instead.
+// bench/needle_tasks.py --write makes them. The document is read once with full attention; every recipe follows that
+// reading (KvSession::add_follower), decodes the question and answers greedily, each token also with full attention for
+// the comparison. Recipes that change what the prompt's tokens attend read it by themselves.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -37,9 +36,8 @@ std::string read_text(const std::filesystem::path& path) {
 
 struct Totals {
   std::map<std::string, std::pair<int, int>> right;  // of, by task
-  double mass = 0, error = 0, kl = 0, kv_bytes = 0, index_bytes = 0, select = 0, attend = 0, build = 0;
+  double mass = 0, error = 0, kl = 0, kv_bytes = 0, index_bytes = 0, select = 0, attend = 0;
   int64_t steps = 0;
-  int prompts = 0;
 };
 
 Result<bool> answer(Session& session, const Tokenizer& tokenizer, const std::string& question,
@@ -79,37 +77,48 @@ Status run(const std::string& model_path, const std::string& directory, int thre
     LONGKV_ASSIGN(const std::vector<int32_t> ids, tokenizer.encode(read_text(document), true, false));
     SessionOptions options;
     options.context = int64_t(ids.size() + question.size() + expected.size()) + 64;
-    LONGKV_ASSIGN(const auto base, Session::create(model, options, pool));
-    const double start = now();
-    LONGKV_TRY(base->prefill(ids));
-    fmt::print(stderr, "{}: {} tokens read in {:.1f} s\n", name, ids.size(), now() - start);
+    LONGKV_ASSIGN(const auto session, Session::create(model, options, pool));
+    std::vector<std::unique_ptr<KvSession>> sides;
     for (const std::string& text : recipes) {
-      LONGKV_ASSIGN(options.recipe, parse_recipe(text));
-      LONGKV_ASSIGN(const auto session, Session::create(model, options, pool));
-      const double build_start = now();
-      LONGKV_TRY(session->kv().copy_rows(base->kv()));
-      Totals& t = totals[text];
-      t.build += now() - build_start;
+      LONGKV_ASSIGN(const Recipe recipe, parse_recipe(text));
+      LONGKV_ASSIGN(auto side, session->make_kv(recipe));
+      if (!side->changes_prompt()) session->kv().add_follower(side.get());
+      sides.push_back(std::move(side));
+    }
+    const double start = now();
+    LONGKV_TRY(session->prefill(ids));
+    session->kv().clear_followers();
+    fmt::print(stderr, "{}: {} tokens read in {:.1f} s\n", name, ids.size(), now() - start);
+    for (size_t i = 0; i < recipes.size(); ++i) {
+      const std::string& text = recipes[i];
+      session->exchange_kv(sides[i]);
+      if (session->kv().changes_prompt()) LONGKV_TRY(session->prefill(ids));
       session->set_check_every(1);
+      // The session sums over everything that it decoded, also under other recipes.
+      const int64_t steps_before = session->kl_steps();
+      const double kl_before = session->kl_mean() * double(steps_before);
       LONGKV_ASSIGN(const bool right, answer(*session, tokenizer, question, expected));
+      const double kl = session->kl_mean() * double(session->kl_steps()) - kl_before;
+      Totals& t = totals[text];
       auto& [good, of] = t.right[task];
       good += right ? 1 : 0;
       ++of;
       const KvStats& stats = session->kv().stats();
       for (const double m : stats.captured_mass) t.mass += m / double(stats.captured_mass.size());
       for (const double e : stats.output_error) t.error += e / double(stats.output_error.size());
-      t.kl += session->kl_mean() * double(stats.steps);
+      t.kl += kl / double(session->kl_steps() - steps_before) * double(stats.steps);
       t.kv_bytes += double(stats.kv_bytes);
       t.index_bytes += double(stats.index_bytes);
       t.select += stats.seconds_select;
       t.attend += stats.seconds_attend;
       t.steps += stats.steps;
-      ++t.prompts;
+      session->exchange_kv(sides[i]);
+      sides[i].reset();
       fmt::print(stderr, "  {} {}: {}\n", task, text, right ? "right" : "wrong");
     }
   }
-  fmt::print("| recipe | answers | mass | error | KL | KV KB | index KB | select us | attend us | build s |\n");
-  fmt::print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
+  fmt::print("| recipe | answers | mass | error | KL | KV KB | index KB | select us | attend us |\n");
+  fmt::print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
   for (const std::string& text : recipes) {
     const Totals& t = totals[text];
     const double n = double(std::max<int64_t>(1, t.steps));
@@ -117,9 +126,9 @@ Status run(const std::string& model_path, const std::string& directory, int thre
     for (const auto& [task, score] : t.right) {
       answers += fmt::format("{}{} {}/{}", answers.empty() ? "" : ", ", task, score.first, score.second);
     }
-    fmt::print("| {} | {} | {:.3f} | {:.3f} | {:.1e} | {:.0f} | {:.0f} | {:.0f} | {:.0f} | {:.1f} |\n", text, answers,
+    fmt::print("| {} | {} | {:.3f} | {:.3f} | {:.1e} | {:.0f} | {:.0f} | {:.0f} | {:.0f} |\n", text, answers,
                t.mass / n, t.error / n, t.kl / n, t.kv_bytes / n / 1024, t.index_bytes / n / 1024, t.select / n * 1e6,
-               t.attend / n * 1e6, t.build / std::max(1, t.prompts));
+               t.attend / n * 1e6);
   }
   return {};
 }

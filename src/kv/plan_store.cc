@@ -38,12 +38,6 @@ StoreBytes bytes_of(const KvShape& shape, const StoreRegions& regions, const std
 Result<std::vector<int>> kept_channels(const KvShape& shape, const Recipe& recipe) {
   std::vector<int> kept;
   if (recipe.mask.kind == MaskKind::kLeank) {
-    if (recipe.mask.mask.empty()) {
-      return fail(
-          Code::kInvalidArgument,
-          "leank needs a channel mask learned for this model: leank:mask=FILE; without one, think (per request) "
-          "or kivi4 are the nearest");
-    }
     LONGKV_ASSIGN(const LeankMask mask, load_leank(recipe.mask.mask, shape));
     for (const HeadMask& head : mask.heads) kept.push_back(int(head.channels.size()));
   } else if (recipe.mask.kind == MaskKind::kThink) {

@@ -121,9 +121,6 @@ class KvSession {
   const std::vector<RowRange>& last_ranges(int layer, int kv_head) const;
   // Marks rows [0, n) as filled with seeded random keys and values, for speed measurements at depth.
   Status fill_random(int64_t n, uint64_t seed);
-  // Takes the rows of another session of the same shape into an empty one, as if it had read the same prompt; only the
-  // attention that the prompt's queries gave is not known. Compares recipes after one reading.
-  Status copy_rows(const KvSession& from);
 
  private:
   KvSession(KvCache cache, const Recipe& recipe, const AttendParams& params, ThreadPool& pool,

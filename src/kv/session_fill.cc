@@ -67,49 +67,4 @@ Status KvSession::fill_random(int64_t n, uint64_t seed) {
   return {};
 }
 
-Status KvSession::copy_rows(const KvSession& from) {
-  Impl& impl = *impl_;
-  const KvShape& shape = cache_.shape();
-  const KvShape& other = from.cache_.shape();
-  if (shape.layers != other.layers || shape.kv_heads != other.kv_heads || shape.dim_k != other.dim_k ||
-      shape.dim_v != other.dim_v || tokens().v != 0) {
-    return fail(Code::kInvalidArgument, "rows are copied between sessions of one shape, into an empty one");
-  }
-  std::vector<float> k, v, head;
-  for (int layer = 0; layer < shape.layers; ++layer) {
-    const int64_t rows = from.cache_.rows(layer).v;
-    cache_.expect_rows(layer, RowCount{rows});
-    for (int64_t first = 0; first < rows; first += kFillRows) {
-      const int64_t n = std::min(kFillRows, rows - first);
-      k.resize(size_t(n * shape.kv_heads * shape.dim_k));
-      v.resize(size_t(n * shape.kv_heads * shape.dim_v));
-      head.resize(size_t(n * std::max(shape.dim_k, shape.dim_v)));
-      for (int h = 0; h < shape.kv_heads; ++h) {
-        const KvHeadView view = from.cache_.view(layer, h);
-        if (first < view.first_row) {
-          return fail(Code::kInvalidArgument, "layer {} has released rows; they cannot be copied", layer);
-        }
-        decode_k_rows(view, first, first + n, head.data());
-        for (int64_t r = 0; r < n; ++r) {
-          std::copy_n(head.data() + r * shape.dim_k, shape.dim_k, k.data() + (r * shape.kv_heads + h) * shape.dim_k);
-        }
-        decode_v_rows(view, first, first + n, head.data());
-        for (int64_t r = 0; r < n; ++r) {
-          std::copy_n(head.data() + r * shape.dim_v, shape.dim_v, v.data() + (r * shape.kv_heads + h) * shape.dim_v);
-        }
-      }
-      // Rotation is its own inverse: rows come back as they were, then turn into those of the new one.
-      const float *own_k = k.data(), *own_v = v.data();
-      Impl::Rotation back;
-      back.enter_rows(from.recipe_.store, shape, n, own_k, own_v);
-      impl.rotation.enter_rows(recipe_.store, shape, n, own_k, own_v);
-      LONGKV_TRY(cache_.append(layer, own_k, own_v, n, impl.pool));
-      load_views(layer);
-      impl.selector->append(layer, impl.views, first, first + n, impl.pool);
-    }
-    LONGKV_TRY(finish_prefill(layer));
-  }
-  return {};
-}
-
 }  // namespace longkv

@@ -43,12 +43,6 @@ Result<std::optional<RegionStore>> make_regions(const KvShape& shape, const Reci
   spec.window = regions.window;
   spec.removed_as_mean = !recipe.mask.drop_removed;
   if (recipe.mask.kind == MaskKind::kLeank) {
-    if (recipe.mask.mask.empty()) {
-      return fail(
-          Code::kInvalidArgument,
-          "leank needs a channel mask learned for this model: leank:mask=FILE; without one, think (per request) "
-          "or kivi4 are the nearest");
-    }
     LONGKV_ASSIGN(LeankMask mask, load_leank(recipe.mask.mask, shape));
     if (!mask.model.empty() && !model.empty() && mask.model != model) {
       return fail(Code::kInvalidArgument, "{}: the channel mask was learned for '{}', this model is '{}'",

@@ -67,16 +67,8 @@ class AssignedPattern final : public PrefillPattern {
 
   // The columns and diagonals that the chunk's last queries give most mass.
   void choose_lines(const PrefillAttendArgs& chunk, int64_t kv_head, ThreadPool& pool) {
-    const int64_t group = chunk.group_size, dim = chunk.heads[0].dim_k;
-    const int64_t stride = int64_t(chunk.heads.size()) * group * dim;
-    SampleArgs args;
-    args.queries = std::min(kSampleQueries, chunk.tokens);
-    args.q = chunk.q + (chunk.tokens - args.queries) * stride + kv_head * group * dim;
-    args.q_stride = stride;
-    args.row = chunk.first_row(kv_head) + chunk.tokens - args.queries;
-    args.group = int(group);
-    args.kv = chunk.heads[size_t(kv_head)];
-    args.params = chunk.params;
+    const int64_t group = chunk.group_size;
+    const SampleArgs args = sample_of_chunk(chunk, kv_head, kSampleQueries);
     sample_attention(args, pool, sample_);
     pool.run(2 * group, [&](int64_t task, int worker) {
       const int64_t head = kv_head * group + task / 2;

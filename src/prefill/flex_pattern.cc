@@ -38,19 +38,10 @@ class FlexPattern final : public PrefillPattern {
   void estimate(const PrefillAttendArgs& chunk, int, ThreadPool& pool) override {
     heads_.resize(chunk.heads.size() * size_t(chunk.group_size));
     for (int64_t h = 0; h < int64_t(chunk.heads.size()); ++h) {
-      const int64_t group = chunk.group_size, dim = chunk.heads[0].dim_k;
-      const int64_t stride = int64_t(chunk.heads.size()) * group * dim;
-      SampleArgs args;
-      args.queries = std::min(kSampleQueries, chunk.tokens);
-      args.q = chunk.q + (chunk.tokens - args.queries) * stride + h * group * dim;
-      args.q_stride = stride;
-      args.row = chunk.first_row(h) + chunk.tokens - args.queries;
-      args.group = int(group);
-      args.kv = chunk.heads[size_t(h)];
-      args.params = chunk.params;
+      const SampleArgs args = sample_of_chunk(chunk, h, kSampleQueries);
       sample_attention(args, pool, sample_);
       pool_keys(args.kv, sample_.rows, kBlock, pool, means_);
-      pool.run(group, [&](int64_t j, int) { estimate_head(chunk, args, h, j); });
+      pool.run(chunk.group_size, [&](int64_t j, int) { estimate_head(chunk, args, h, j); });
     }
   }
 

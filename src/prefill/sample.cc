@@ -185,6 +185,19 @@ struct Free {
 
 }  // namespace
 
+SampleArgs sample_of_chunk(const PrefillAttendArgs& chunk, int64_t kv_head, int64_t queries) {
+  const int64_t group = chunk.group_size, dim = chunk.heads[0].dim_k;
+  SampleArgs args;
+  args.queries = std::min(queries, chunk.tokens);
+  args.q_stride = int64_t(chunk.heads.size()) * group * dim;
+  args.q = chunk.q + (chunk.tokens - args.queries) * args.q_stride + kv_head * group * dim;
+  args.row = chunk.first_row(kv_head) + chunk.tokens - args.queries;
+  args.group = int(group);
+  args.kv = chunk.heads[size_t(kv_head)];
+  args.params = chunk.params;
+  return args;
+}
+
 void sample_attention(const SampleArgs& args, ThreadPool& pool, AttentionSample& out) {
   const int64_t dim = args.kv.dim_k;
   const int64_t group = args.group;

@@ -8,6 +8,7 @@
 #include "base/threads.h"
 #include "kv/attend.h"
 #include "kv/types.h"
+#include "prefill/attention.h"
 
 namespace longkv {
 
@@ -20,6 +21,9 @@ struct SampleArgs {
   KvHeadView kv;
   AttendParams params;
 };
+
+// The last `queries` queries of a prompt's chunk (all, when it has fewer), of one KV head's group.
+SampleArgs sample_of_chunk(const PrefillAttendArgs& chunk, int64_t kv_head, int64_t queries);
 
 // Softmax mass summed over the sampled queries; rows = args.row + args.queries.
 struct AttentionSample {

@@ -74,6 +74,11 @@ Result<std::vector<float>> read_text(const std::string& path, std::span<const ui
 }  // namespace
 
 Result<LeankMask> load_leank(const std::string& path, const KvShape& shape) {
+  if (path.empty()) {
+    return fail(Code::kInvalidArgument,
+                "leank needs a channel mask learned for this model: leank:mask=FILE; without one, think (per request) "
+                "or kivi4 are the nearest");
+  }
   LeankMask mask;
   std::vector<float> alpha;
   {
