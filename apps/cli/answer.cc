@@ -63,6 +63,7 @@ nlohmann::ordered_json cost_json(const Session& session, const Answer& answer, c
   nlohmann::ordered_json j;
   j["kv"] = session.kv().recipe().canonical();
   j["prompt_tokens"] = cost.prompt_tokens;
+  if (cost.restored_tokens > 0) j["restored_tokens"] = cost.restored_tokens;
   j["prompt_seconds"] = cost.prompt_seconds;
   j["prompt_tokens_per_second"] = cost.prompt_seconds > 0 ? double(cost.prompt_tokens) / cost.prompt_seconds : 0.0;
   j["prompt_attention_seconds"] = session.kv().prefill_stats().seconds_attend;

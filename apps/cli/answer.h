@@ -35,7 +35,8 @@ Result<Answer> generate(Session& session, const Tokenizer& tokenizer, Sampler& s
 
 // What reading and answering cost.
 struct RunCost {
-  int64_t prompt_tokens = 0;
+  int64_t prompt_tokens = 0;    // read in this run
+  int64_t restored_tokens = 0;  // taken from a KV file
   double prompt_seconds = 0;
   double first_token_seconds = 0;  // from the program's start
   int64_t context = 0;

@@ -12,6 +12,7 @@
 #include "common.h"
 #include "help.h"
 #include "interrupt.h"
+#include "kv_state.h"
 #include "output.h"
 #include "planning.h"
 #include "prompt.h"
@@ -34,6 +35,7 @@ struct RunOptions {
   std::string stats_file;
   bool show_prompt = false;
   bool hide_question = false;
+  KvStateOptions kv_state;
 };
 
 // Tokens kept free for the answer when its length is not given.
@@ -59,6 +61,7 @@ Status run(const RunOptions& o) {
   if (!o.stats_file.empty()) {
     LONGKV_ASSIGN(stats, AtomicFile::create(o.stats_file));
   }
+  LONGKV_TRY(check_kv_state(o.kv_state));
   LONGKV_ASSIGN(Opened opened, open_model(o.model, /*must_fit=*/!o.explain));
   if (o.explain) return explain_kv(opened, o.global.json);
   LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
@@ -90,11 +93,14 @@ Status run(const RunOptions& o) {
   session->set_check_every(o.check_every);
   RunCost cost;
   const auto prompt_start = Clock::now();
-  LONGKV_TRY(session->prefill(ids, progress_line(), cancel));
-  cost.prompt_tokens = int64_t(ids.size());
+  LONGKV_ASSIGN(cost.restored_tokens, restore_kv(o.kv_state, *session, ids));
+  const auto unread = std::span(ids).subspan(size_t(cost.restored_tokens));
+  LONGKV_TRY(session->prefill(unread, progress_line(), cancel));
+  cost.prompt_tokens = int64_t(unread.size());
   cost.prompt_seconds = seconds_since(prompt_start);
   cost.first_token_seconds = seconds_since(start);
   cost.context = opened.context;
+  LONGKV_TRY(save_kv(o.kv_state, *session));
 
   Sampler sampler(params);
   for (int32_t id : ids) sampler.accept(id);
@@ -161,6 +167,7 @@ void add_run(CLI::App& app, int& exit_code) {
       ->group(kMore);
   command->add_flag("--verbose-prompt", o->show_prompt, "Print the prompt as the model sees it to standard error")
       ->group(kMore);
+  add_kv_state_options(*command, o->kv_state);
   add_sampling_options(*command, o->sampling);
   command->callback([o, &exit_code] { exit_code = report(run(*o)); });
 }

@@ -10,6 +10,7 @@ void add_bench(CLI::App& app, int& exit_code);
 void add_chat(CLI::App& app, int& exit_code);
 void add_eval_kv(CLI::App& app, int& exit_code);
 void add_inspect(CLI::App& app, int& exit_code);
+void add_kv(CLI::App& app, int& exit_code);
 void add_plan(CLI::App& app, int& exit_code);
 void add_ppl(CLI::App& app, int& exit_code);
 void add_search_prefill(CLI::App& app, int& exit_code);

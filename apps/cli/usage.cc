@@ -127,6 +127,7 @@ std::string user_spelling(const std::string& option) {
 
 void check_values_strictly(CLI::App& app) {
   for (CLI::App* command : app.get_subcommands({})) {
+    check_values_strictly(*command);
     for (CLI::Option* option : command->get_options()) {
       if (!takes_value(*option)) continue;
       const std::string type = option->get_type_name();
@@ -144,6 +145,10 @@ void check_values_strictly(CLI::App& app) {
 
 std::string unknown_name(const CLI::App& app, const std::vector<std::string>& arguments) {
   if (arguments.empty() || arguments.front().starts_with('-')) return "";
+  const auto positional = [](const CLI::App& a) {
+    const auto options = a.get_options();
+    return std::count_if(options.begin(), options.end(), [](const CLI::Option* o) { return o->get_positional(); });
+  };
   const CLI::App* command = nullptr;
   std::vector<std::string> commands;
   for (const CLI::App* c : app.get_subcommands({})) {
@@ -156,9 +161,14 @@ std::string unknown_name(const CLI::App& app, const std::vector<std::string>& ar
                        near.empty() ? fmt::format("commands are {}", fmt::join(commands, ", "))
                                     : fmt::format("did you mean '{}'?", near));
   }
+  if (!command->get_subcommands({}).empty()) {
+    return unknown_name(*command, {arguments.begin() + 1, arguments.end()});
+  }
+  auto places = positional(*command);
   for (size_t i = 1; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];
     if (argument.size() < 2 || argument[0] != '-') {
+      if (places-- > 0) continue;
       return fmt::format("'{}' is not expected: every value of '{}' follows an option", argument, command->get_name());
     }
     if (const CLI::Option* option = command->get_option_no_throw(name_of(argument))) {

@@ -71,6 +71,13 @@ class Engine {
   Status feed(int32_t id);
   std::span<const float> logits() const;
 
+  // Writes what the sequence holds to a KV file, which replaces `path` once it is complete; and goes on from one, with
+  // the same bits. Restoring refuses a file of another model, recipe or setting, and a damaged one; the sequence then
+  // keeps what it held. verify: check every byte first; else mapped rows are trusted, and a file of any size starts at
+  // once.
+  Status save(const std::string& path);
+  Status restore(const std::string& path, bool verify = true);
+
   int64_t tokens() const;           // held by the sequence
   Status truncate(int64_t tokens);  // forgets everything after
   std::string recipe() const;       // canonical string

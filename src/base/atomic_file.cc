@@ -129,10 +129,10 @@ Status AtomicFile::write(std::span<const uint8_t> bytes) {
   return {};
 }
 
-Status AtomicFile::commit() {
+Status AtomicFile::commit(bool durable) {
   if (fd_ < 0) return fail(Code::kInternal, "commit of the finished file '{}'", path_);
   // Devices and pipes have nothing to flush.
-  int error = !replaces_ || ::fsync(fd_) == 0 ? 0 : errno;
+  int error = !replaces_ || !durable || ::fsync(fd_) == 0 ? 0 : errno;
   if (error == 0 && replaces_ && temporary_.empty()) {
     const std::string nameless = descriptor_path(fd_);
     const Status named = take_name([&](const std::string& name) {
@@ -152,7 +152,7 @@ Status AtomicFile::commit() {
   }
   if (!replaces_) return {};
   temporary_.clear();
-  return flush_directory(path_);
+  return durable ? flush_directory(path_) : Status();
 }
 
 }  // namespace longkv

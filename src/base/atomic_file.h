@@ -32,8 +32,9 @@ class AtomicFile {
   Status write(std::span<const uint8_t> bytes);
   // Bytes appended so far.
   uint64_t position() const { return position_; }
-  // Replaces `path`. The object is finished afterwards, whatever the outcome.
-  Status commit();
+  // Replaces `path`. The object is finished afterwards, whatever the outcome. Without `durable` nothing is flushed to
+  // the device: for files that may be lost, or found damaged, when the machine loses power.
+  Status commit(bool durable = true);
 
  private:
   void discard();

@@ -13,33 +13,35 @@
 
 namespace longkv {
 
-Result<MappedFile> MappedFile::open(const std::string& path) {
-  // Without O_NONBLOCK a named pipe would be waited for until somebody writes to it; files take no notice of the flag.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return fail(Code::kIo, "cannot open '{}': {}", path, std::strerror(errno));
-  struct stat st {};
-  if (::fstat(fd, &st) != 0) {
-    const int error = errno;
-    ::close(fd);
-    return fail(Code::kIo, "cannot read the size of '{}': {}", path, std::strerror(error));
-  }
-  if (!S_ISREG(st.st_mode)) {
-    ::close(fd);
-    return fail(Code::kIo, "'{}' is not a regular file", path);
-  }
+Result<MappedFile> MappedFile::adopt(int fd, const std::string& name) {
   MappedFile file;
-  file.path_ = path;
+  file.fd_ = fd;
+  file.path_ = name;
+  struct stat st {};
+  if (::fstat(fd, &st) != 0) return fail(Code::kIo, "cannot read the size of '{}': {}", name, std::strerror(errno));
+  if (!S_ISREG(st.st_mode)) return fail(Code::kIo, "'{}' is not a regular file", name);
   file.size_ = size_t(st.st_size);
   if (file.size_ > 0) {
     void* p = ::mmap(nullptr, file.size_, PROT_READ, MAP_PRIVATE, fd, 0);
     if (p == MAP_FAILED) {
-      const int error = errno;
-      ::close(fd);
-      return fail(Code::kIo, "cannot map '{}' ({} bytes): {}", path, st.st_size, std::strerror(error));
+      return fail(Code::kIo, "cannot map '{}' ({} bytes): {}", name, st.st_size, std::strerror(errno));
     }
     file.data_ = static_cast<const uint8_t*>(p);
   }
-  ::close(fd);
+  return file;
+}
+
+Result<MappedFile> MappedFile::open_kept(const std::string& path) {
+  // Without O_NONBLOCK a named pipe would be waited for until somebody writes to it; files take no notice of the flag.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return fail(Code::kIo, "cannot open '{}': {}", path, std::strerror(errno));
+  return adopt(fd, path);
+}
+
+Result<MappedFile> MappedFile::open(const std::string& path) {
+  LONGKV_ASSIGN(MappedFile file, open_kept(path));
+  ::close(file.fd_);
+  file.fd_ = -1;
   return file;
 }
 
@@ -49,11 +51,13 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   std::swap(path_, other.path_);
+  std::swap(fd_, other.fd_);
   return *this;
 }
 
 MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<uint8_t*>(data_), size_);
+  if (fd_ >= 0) ::close(fd_);
 }
 
 }  // namespace longkv

@@ -41,6 +41,7 @@ VirtualArray::VirtualArray(VirtualArray&& other) noexcept { *this = std::move(ot
 VirtualArray& VirtualArray::operator=(VirtualArray&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(mapped_end_, other.mapped_end_);
   return *this;
 }
 
@@ -62,7 +63,29 @@ void VirtualArray::release(uint64_t begin, uint64_t end) {
   const uint64_t page = uint64_t(::sysconf(_SC_PAGESIZE));
   const uint64_t first = (begin + page - 1) & ~(page - 1);
   const uint64_t last = (end < size_ ? end : size_) & ~(page - 1);
-  if (last > first) ::madvise(data_ + first, last - first, MADV_DONTNEED);
+  if (last <= first) return;
+  const uint64_t of_file = mapped_end_ < last ? mapped_end_ : last;
+  if (first < of_file) {
+    // A file's pages would come back with the file's content; fresh ones take their place.
+    ::mmap(data_ + first, of_file - first, PROT_READ | PROT_WRITE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  }
+  const uint64_t rest = first < of_file ? of_file : first;
+  if (rest < last) ::madvise(data_ + rest, last - rest, MADV_DONTNEED);
+}
+
+bool VirtualArray::map_file(int fd, uint64_t offset, uint64_t begin, uint64_t bytes) {
+  const uint64_t page = uint64_t(::sysconf(_SC_PAGESIZE));
+  const uint64_t whole = (size_ + page - 1) & ~(page - 1);
+  if (bytes == 0) return true;
+  if (offset % page != 0 || begin % page != 0 || bytes % page != 0 || begin > whole || bytes > whole - begin) {
+    return false;
+  }
+  void* p = ::mmap(data_ + begin, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, fd,
+                   static_cast<off_t>(offset));
+  if (p == MAP_FAILED) return false;
+  if (begin + bytes > mapped_end_) mapped_end_ = begin + bytes;
+  return true;
 }
 
 }  // namespace longkv

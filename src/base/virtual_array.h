@@ -33,10 +33,15 @@ class VirtualArray {
   void advise_small(uint64_t begin);
   // Returns whole pages inside [begin, end) to the system; their content reads as zero afterwards.
   void release(uint64_t begin, uint64_t end);
+  // Puts `bytes` bytes of a file, from `offset` on, at [begin, begin + bytes) without copying: pages are read when
+  // touched, and writing to one gives this array its own copy of it. Up to a page after the array's end may be covered.
+  // False where the addresses are not whole pages of this system, or the system refuses: nothing has changed then.
+  bool map_file(int fd, uint64_t offset, uint64_t begin, uint64_t bytes);
 
  private:
   uint8_t* data_ = nullptr;
   uint64_t size_ = 0;
+  uint64_t mapped_end_ = 0;  // pages below may belong to a file
 };
 
 }  // namespace longkv

@@ -3,6 +3,7 @@
 
 #include "base/cpu.h"
 #include "base/error.h"
+#include "engine/kv_file.h"
 #include "engine/session.h"
 #include "kv/recipe.h"
 #include "longkv/longkv.h"
@@ -92,6 +93,14 @@ Status Engine::feed(int32_t id) { return impl_->session->decode(id); }
 std::span<const float> Engine::logits() const { return impl_->session->logits(); }
 int64_t Engine::tokens() const { return impl_->session->tokens(); }
 Status Engine::truncate(int64_t tokens) { return impl_->session->truncate(tokens); }
+Status Engine::save(const std::string& path) { return save_session(*impl_->session, path).status(); }
+
+Status Engine::restore(const std::string& path, bool verify) {
+  KvRestoreOptions options;
+  options.verify = verify;
+  return restore_session(*impl_->session, path, options).status();
+}
+
 std::string Engine::recipe() const { return impl_->session->kv().recipe().canonical(); }
 
 EngineStats Engine::stats() const {

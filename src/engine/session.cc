@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "engine/likelihood.h"
+#include "ops/matmul.h"
 #include "prefill/sparse.h"
 #include "tokenizer/tokenizer.h"
 
@@ -92,10 +93,10 @@ Result<std::vector<TokenClass>> classes_of_tokens(const LoadedModel& model) {
 bool cancelled(const std::atomic<bool>* cancel) { return cancel != nullptr && cancel->load(std::memory_order_relaxed); }
 
 Result<std::unique_ptr<KvSession>> create_kv(const LoadedModel& model, const Recipe& recipe, int64_t context,
-                                             ThreadPool& pool, std::unique_ptr<Keeper> keeper) {
+                                             int64_t window_slack, ThreadPool& pool, std::unique_ptr<Keeper> keeper) {
   const ModelConfig& c = model.config();
   return KvSession::create(c.kv_shape(), recipe, RowCapacity{context}, AttendParams{c.attn_scale, c.attn_softcap}, pool,
-                           KvSessionExtras{rotation(model, context), std::move(keeper), c.name});
+                           KvSessionExtras{rotation(model, context), std::move(keeper), c.name, window_slack});
 }
 
 }  // namespace
@@ -114,13 +115,13 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const LoadedMod
   if (options.context < 1)
     return fail(Code::kInvalidArgument, "context of {} tokens; at least 1 is needed", options.context);
   if (options.chunk < 1) return fail(Code::kInvalidArgument, "chunk of {} tokens; at least 1 is needed", options.chunk);
-  LONGKV_ASSIGN(auto kv,
-                create_kv(*model, options.recipe, options.context, pool, options.keeper ? options.keeper() : nullptr));
+  LONGKV_ASSIGN(auto kv, create_kv(*model, options.recipe, options.context, options.window_slack, pool,
+                                   options.keeper ? options.keeper() : nullptr));
   return std::unique_ptr<Session>(new Session(std::move(model), options, std::move(kv), pool));
 }
 
 Result<std::unique_ptr<KvSession>> Session::make_kv(const Recipe& recipe) const {
-  return create_kv(model(), recipe, options_.context, pool_, nullptr);
+  return create_kv(model(), recipe, options_.context, options_.window_slack, pool_, nullptr);
 }
 
 int64_t Session::hidden_bytes(const ModelConfig& config, int64_t n) {
@@ -176,24 +177,33 @@ Status Session::prefill(std::span<const int32_t> ids, const PrefillProgress& pro
   const bool chunk_major = options_.order == PrefillOrder::kChunkMajor || sink;
   const int64_t chunk = prompt_chunk(*kv_, options_);
   const int64_t span = chunk_major ? chunk : span_tokens(c, chunk);
-  for (int64_t begin = 0; begin < n; begin += span) {
-    const int64_t count = std::min(span, n - begin);
+  // Spans and pieces begin at multiples of their length in the sequence, wherever reading begins: a prompt whose
+  // beginning is taken from elsewhere is cut in the same places.
+  int64_t last = 0;  // index of the last token within its span
+  for (int64_t begin = 0, count = 0; begin < n; begin += count) {
+    count = std::min(span - (start + begin) % span, n - begin);
+    last = count - 1;
     const Status s = prefill_span(ids.subspan(size_t(begin), size_t(count)), start + n, begin + count == n, begin, n,
                                   progress, cancel, sink, sink_from);
     if (!s.ok()) {
+      origin_.resumed = origin_.one_prompt = false;
       if (kv_->truncate(TokenCount{start}).ok()) return s;
+      ids_.clear();
+      origin_ = {};
       // Sliding windows and eviction have let go of rows that the shorter sequence would need.
       LONGKV_TRY(kv_->truncate(TokenCount{0}));
       return Status(s.code(), s.message() + "; the sequence held before cannot be restored and is empty now");
     }
   }
   // Only the last row reaches the output matrix.
-  const int64_t last = (n - 1) % span;
   graph_.logits(hidden_.data() + last * c.dim, 1, logits_.data());
   LONGKV_TRY(check_logits());
+  ids_.resize(size_t(start));
+  ids_.insert(ids_.end(), ids.begin(), ids.end());
+  note_prompt(start, start + n);
   if (kv_->repeat_chunk() == 0) return {};
   const Status repeated = repeat_prompt(ids, start, cancel);
-  if (!repeated.ok()) LONGKV_TRY(kv_->truncate(TokenCount{start}));
+  if (!repeated.ok()) LONGKV_TRY(truncate(start));
   return repeated;
 }
 
@@ -234,8 +244,8 @@ Status Session::prefill_span(std::span<const int32_t> ids, int64_t prompt_end, b
   LONGKV_TRY(note_classes(ids));
   int64_t token_layers = 0;
   for (int layer = 0; layer < c.layers; ++layer) {
-    for (int64_t begin = 0; begin < n; begin += chunk) {
-      const int64_t count = std::min(chunk, n - begin);
+    for (int64_t begin = 0, count = 0; begin < n; begin += count) {
+      count = std::min(chunk - (start + begin) % chunk, n - begin);
       LONGKV_TRY(
           graph_.prefill_layer(layer, *kv_, hidden_.data() + begin * c.dim, count, start + begin, prompt_end, cancel));
       if (cancelled(cancel)) return fail(Code::kCancelled, "interrupted while the prompt was read");
@@ -273,6 +283,9 @@ Status Session::decode(int32_t id) {
     full_logits_ = logits_;
   }
   LONGKV_TRY(decode_layers(id, position));
+  ids_.resize(size_t(position));
+  ids_.push_back(id);
+  origin_.one_prompt = origin_.resumed = false;
   if (last_checked_) {
     kl_sum_ += kl_divergence(full_logits_.data(), logits_.data(), c.vocab);
     ++kl_steps_;
@@ -297,7 +310,51 @@ void Session::set_check_every(int n) {
 
 Status Session::truncate(int64_t n) {
   if (n < 0 || n > tokens()) return fail(Code::kInvalidArgument, "cannot cut to {} tokens, {} are held", n, tokens());
-  return kv_->truncate(TokenCount{n});
+  if (n == tokens()) return {};
+  LONGKV_TRY(kv_->truncate(TokenCount{n}));
+  ids_.resize(std::min(ids_.size(), size_t(n)));
+  origin_ = {std::min(origin_.exact, n), false, false};
+  return {};
+}
+
+// Whether a token's products are the same bits in a piece of any length above kFewTokens: int8 sums are, sums in
+// floating point may be added in another order.
+bool Session::free_pieces() const {
+  if (options_.products != ProductType::kInt8) return false;
+  const auto& tensors = model().file().tensors();
+  return std::none_of(tensors.begin(), tensors.end(), [](const TensorInfo& t) {
+    const bool real = t.type == TensorType::kF32 || t.type == TensorType::kF16 || t.type == TensorType::kBF16;
+    return real && t.n_dims > 1 && t.name.starts_with("blk.");
+  });
+}
+
+// A prompt [start, end) was read.
+void Session::note_prompt(int64_t start, int64_t end) {
+  const int64_t chunk = prompt_chunk(*kv_, options_);
+  origin_.one_prompt = start == 0 || origin_.resumed;
+  origin_.resumed = false;
+  const bool joins = origin_.exact == start && resume_point(start, end) == start;
+  if (!joins) return;
+  // A last piece of few tokens took other kernels than it would inside of a longer prompt.
+  const int64_t piece = end / chunk * chunk;
+  const bool few = end > piece && (end - piece <= kFewTokens || !free_pieces());
+  origin_.exact = std::max(start, few ? piece : end);
+}
+
+int64_t Session::resume_point(int64_t most, int64_t prompt) const {
+  const int64_t chunk = prompt_chunk(*kv_, options_);
+  const int64_t piece = most / chunk * chunk, end = std::min(prompt, piece + chunk);
+  if (!free_pieces() || end - piece <= kFewTokens) return piece;
+  return std::max(piece, std::min(most, end - kFewTokens - 1));
+}
+
+void Session::adopt(std::unique_ptr<KvSession> kv, std::vector<int32_t> ids, std::vector<float> logits,
+                    const Origin& origin) {
+  kv_ = std::move(kv);
+  kv_->set_check_every(check_every_);
+  ids_ = std::move(ids);
+  origin_ = origin;
+  if (!logits.empty()) logits_ = std::move(logits);
 }
 
 }  // namespace longkv

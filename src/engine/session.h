@@ -25,8 +25,11 @@ struct SessionOptions {
   int64_t context = 0;  // tokens that the sequence may reach; must be set
   Recipe recipe;
   ProductType products = ProductType::kInt8;
-  int64_t chunk = 512;  // prompt tokens that pass a layer together
+  int64_t chunk = 512;  // prompt tokens that pass a layer together; pieces begin at multiples of it
   PrefillOrder order = PrefillOrder::kLayerMajor;
+  // Tokens that layers with a sliding window hold beyond it: as many can be cut from the end (prefixes that are
+  // reused).
+  int64_t window_slack = 0;
   // Instead of the recipe's keep stage, for methods that no recipe names.
   std::function<std::unique_ptr<Keeper>()> keeper = {};
   // For recipes that read the prompt again (kvzip): what stands before piece `i` when it is repeated, `before` being
@@ -55,6 +58,8 @@ class Session {
   // Feeds one token; logits() then predicts the next.
   Status decode(int32_t id);
 
+  // Tokens read and decoded, in order. Random rows and exchange_kv() are not followed: compare with tokens().
+  const std::vector<int32_t>& ids() const { return ids_; }
   // [vocab], of the last token fed.
   std::span<const float> logits() const { return logits_; }
   int64_t tokens() const { return kv_->tokens().v; }
@@ -74,9 +79,30 @@ class Session {
   Result<std::unique_ptr<KvSession>> make_kv(const Recipe& recipe) const;
   void exchange_kv(std::unique_ptr<KvSession>& kv) { kv_.swap(kv); }
 
+  // How tokens came into the cache, which decides what another prompt may take over bit for bit.
+  struct Origin {
+    // Leading tokens whose rows are those that reading any longer prompt at once would give: read, not decoded, and not
+    // in a last piece so small that it took the kernels of single tokens.
+    int64_t exact = 0;
+    // The whole state is that of one prompt read at once.
+    bool one_prompt = false;
+    // ... will be, once the rest of that prompt is read by the next prefill().
+    bool resumed = false;
+  };
+  const Origin& origin() const { return origin_; }
+  // The largest n <= most from which reading ids of a prompt of so many tokens goes on with the bits of reading it at
+  // once.
+  int64_t resume_point(int64_t most, int64_t prompt) const;
+
+  // Goes on from a state restored elsewhere: a KV side made by make_kv() with the tokens `ids`, and the logits that
+  // followed them (empty: the next token gives the first ones).
+  void adopt(std::unique_ptr<KvSession> kv, std::vector<int32_t> ids, std::vector<float> logits, const Origin& origin);
+
+  ThreadPool& pool() const { return pool_; }
   KvSession& kv() { return *kv_; }
   const KvSession& kv() const { return *kv_; }
   const LoadedModel& model() const { return graph_.model(); }
+  const std::shared_ptr<const LoadedModel>& model_pointer() const { return graph_.model_pointer(); }
   const SessionOptions& options() const { return options_; }
 
   // Bytes of hidden states held while a prompt of n tokens is read.
@@ -91,13 +117,17 @@ class Session {
                       const LogitsSink& sink, int64_t sink_from);
   Status note_classes(std::span<const int32_t> ids);
   Status repeat_prompt(std::span<const int32_t> ids, int64_t start, const std::atomic<bool>* cancel);
+  bool free_pieces() const;
   Status check_logits() const;
+  void note_prompt(int64_t start, int64_t end);
   Status decode_layers(int32_t id, int64_t position);
 
   SessionOptions options_;
   ThreadPool& pool_;
   std::unique_ptr<KvSession> kv_;
   Graph graph_;
+  std::vector<int32_t> ids_;
+  Origin origin_;
   std::vector<float> hidden_;
   std::vector<float> logits_;
   std::vector<float> sink_logits_;

@@ -197,6 +197,16 @@ KvHeadView KvCache::view(int layer, int kv_head) const {
 
 TokenCount KvCache::shortest() const { return {*std::max_element(fixed_.begin(), fixed_.end())}; }
 
+TokenCount KvCache::shortest_cut() const {
+  int64_t tokens = shortest().v;
+  for (int layer = 0; layer < shape_.layers; ++layer) {
+    const int64_t first = first_row_[size_t(layer)];
+    // first_visible_row(n) = n + 1 - window must not lie below.
+    if (first > 0) tokens = std::max(tokens, first + shape_.window_of(layer) - 1);
+  }
+  return {std::max<int64_t>(1, tokens)};
+}
+
 Status KvCache::truncate(TokenCount tokens) {
   if (tokens.v < 0) return fail(Code::kInvalidArgument, "KV cache cannot be cut to {} tokens", tokens.v);
   for (int layer = 0; layer < shape_.layers; ++layer) {
@@ -235,7 +245,7 @@ Status KvCache::truncate(TokenCount tokens) {
 
 void KvCache::release_outside_window(int layer) {
   const int64_t window = shape_.window_of(layer);
-  const int64_t first = first_visible_row(tokens_[size_t(layer)], window);
+  const int64_t first = first_visible_row(std::max<int64_t>(0, tokens_[size_t(layer)] - window_slack_), window);
   const int64_t old = first_row_[size_t(layer)];
   if (window == 0 || first <= old) return;
   first_row_[size_t(layer)] = first;

@@ -83,11 +83,18 @@ class KvCache {
   // Errors: kInvalidArgument when a sliding-window layer no longer holds the rows that the new end needs, or when rows
   // were evicted since (the rows that the shorter sequence would have kept are gone). 0 tokens is always possible.
   Status truncate(TokenCount tokens);
-  // The shortest sequence above 0 that truncate() can make.
+  // The shortest sequence above 0 that truncate() can make of what eviction left, and of what windows left too.
   TokenCount shortest() const;
+  TokenCount shortest_cut() const;
 
   // In layers with a sliding window: returns the memory of rows that no later query can see.
   void release_outside_window(int layer);
+  // Those layers hold so many tokens more than their window, so that as many can be cut from the end.
+  void set_window_slack(int64_t tokens) { window_slack_ = tokens; }
+
+  // Saves or restores everything, when all layers have seen the same tokens. Restoring goes into an empty cache of the
+  // same shape, types and fields, and of any capacity that holds the tokens.
+  void visit(KvState& state);
 
   // Bytes of rows now held with their fields, and bytes of K and V that n rows take (both over all layers and heads).
   int64_t bytes_used() const;
@@ -102,11 +109,14 @@ class KvCache {
   void shrink(size_t slot, int64_t rows);
   void append_fields(int layer, int64_t n);
   void decode_old_head(int layer, int kv_head, int64_t row);
+  bool counts_valid() const;
+  void visit_head(KvState& state, int layer, int kv_head);
 
   KvShape shape_;
   KvTypes types_;
   KvRowFields fields_;
   RowCapacity capacity_;
+  int64_t window_slack_ = 0;
   std::vector<int64_t> tokens_;     // [layers]
   std::vector<int64_t> fixed_;      // [layers], tokens seen when rows were last evicted; 0: never
   std::vector<int64_t> first_row_;  // [layers], rows below were released

@@ -185,6 +185,35 @@ void RegionStore::expect(int layer, int kv_head, int64_t end) {
   h.v.advise_huge(uint64_t(rows * kv_row_bytes(h.middle.v_type, h.middle.dim_v)));
 }
 
+void RegionStore::visit(KvState& state, int layer, int kv_head, int64_t rows) {
+  if (!active(layer)) return;
+  Head& h = head(layer, kv_head);
+  int64_t end = h.middle.end;
+  state.value("encoded", end);
+  const bool whole = end >= spec_.sink && (end - spec_.sink) % kStep == 0 && end <= wanted_end(rows);
+  if (!state.expect(whole, "the ends of encoded rows")) return;
+  HeadMask mask = h.mask;
+  state.list("channels", mask.channels, mask.channels.size());
+  state.list("alpha", mask.alpha, mask.alpha.size());
+  if (!state.ok()) return;
+  if (state.loading() && (mask.channels != h.mask.channels || mask.alpha != h.mask.alpha)) {
+    // Channels may have been chosen for a prompt, but their number follows from the recipe.
+    const bool sized = mask.channels.size() == h.mask.channels.size() && mask.alpha.size() == h.mask.alpha.size();
+    if (!state.expect(sized, "the kept channels")) return;
+    const Status set = set_mask(layer, kv_head, std::move(mask));
+    if (!set.ok()) return state.refuse(set.code(), set.message());
+  }
+  h.middle.end = end;
+  const auto encoded = uint64_t(end - spec_.sink);
+  if (h.middle.dim_k == 0) {
+    state.values("sum_v", std::span(h.sum_v));
+    state.values("mean_v", std::span(h.mean_v));
+    return;
+  }
+  state.array("old_k", h.k, 0, encoded * uint64_t(kv_row_bytes(h.middle.k_type, h.middle.dim_k)));
+  state.array("old_v", h.v, 0, encoded * uint64_t(kv_row_bytes(h.middle.v_type, h.middle.dim_v)));
+}
+
 int64_t RegionStore::rows_encoded() const {
   int64_t rows = 0;
   for (const Head& head : heads_) rows += head.middle.end - head.middle.begin;

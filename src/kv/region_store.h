@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/virtual_array.h"
+#include "kv/state.h"
 #include "kv/types.h"
 #include "longkv/status.h"
 
@@ -70,6 +71,8 @@ class RegionStore {
   int64_t rows_encoded() const;
   // Bytes of the encoded rows of `rows` rows of one head.
   int64_t head_bytes(int layer, int kv_head, int64_t rows) const;
+  // Saves or restores a head, of `rows` rows in all.
+  void visit(KvState& state, int layer, int kv_head, int64_t rows);
 
  private:
   struct Head {

@@ -141,6 +141,7 @@ Result<std::unique_ptr<KvSession>> KvSession::create(const KvShape& shape, const
   LONGKV_ASSIGN(KvCache cache, KvCache::create(shape, types, capacity, needs.fields));
   LONGKV_ASSIGN(std::optional<RegionStore> regions, make_regions(shape, recipe, capacity, extras.model));
   if (regions) LONGKV_TRY(cache.add_regions(std::move(*regions)));
+  cache.set_window_slack(extras.window_slack);
   auto session = std::unique_ptr<KvSession>(
       new KvSession(std::move(cache), recipe, params, pool, std::move(extras.keeper), std::move(extras.rotate)));
   LONGKV_ASSIGN(session->impl_->sparse_prefill, SparsePrefill::create(recipe.prefill, shape));
@@ -153,6 +154,8 @@ void KvSession::reset_stats() {
   stats_.captured_mass.assign(size_t(cache_.shape().layers), 0.0);
   stats_.output_error.assign(size_t(cache_.shape().layers), 0.0);
 }
+
+int64_t KvSession::coarse_factor() const { return impl_->selector->coarse_factor(); }
 
 int64_t KvSession::index_bytes_held() const { return impl_->selector->index_bytes_held(); }
 

@@ -42,6 +42,7 @@ struct KvSessionExtras {
   KvRotate rotate;                 // the model's RoPE; recipes that turn rows are refused without it
   std::unique_ptr<Keeper> keeper;  // instead of the recipe's keep stage
   std::string model = {};          // what a channel mask must have been learned for; empty: not checked
+  int64_t window_slack = 0;        // KvCache::set_window_slack
 };
 
 // What reading the last prompt computed.
@@ -102,6 +103,7 @@ class KvSession {
   const KvCache& cache() const { return cache_; }
   const KvStats& stats() const { return stats_; }
   int64_t index_bytes_held() const;
+  int64_t coarse_factor() const;  // fine blocks per coarse block of its indexes
   const PrefillStats& prefill_stats() const { return prefill_stats_; }
   // Called after each prompt chunk of a layer with the arguments of its attention; their memory is valid during the
   // call.
@@ -119,6 +121,12 @@ class KvSession {
   Status end_probe();
   // Row ranges that the last decode step attended in a layer and KV head (for reports and tests).
   const std::vector<RowRange>& last_ranges(int layer, int kv_head) const;
+  // Saves or restores everything that later tokens depend on, between two tokens or prompts; statistics are not part of
+  // it. Restoring goes into a fresh session of the same recipe, shape and model, whose context holds the tokens.
+  // rows_only: restores the cache alone, as if its tokens were the beginning of a prompt that is not yet read to its
+  // end; index_rows() completes that once the cache was cut to what is wanted.
+  void visit(KvState& state, bool rows_only = false);
+  void index_rows();
   // Marks rows [0, n) as filled with seeded random keys and values, for speed measurements at depth.
   Status fill_random(int64_t n, uint64_t seed);
 

@@ -48,6 +48,7 @@ class Graph {
   void logits(const float* hidden, int64_t tokens, float* out);
 
   const LoadedModel& model() const { return *model_; }
+  const std::shared_ptr<const LoadedModel>& model_pointer() const { return model_; }
 
   // Bytes of scratch for chunks of `tokens`, the plan's figure.
   static int64_t scratch_bytes(const ModelConfig& config, int64_t tokens);

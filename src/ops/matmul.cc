@@ -8,13 +8,6 @@
 
 namespace longkv {
 
-namespace {
-
-// Up to this many tokens a product is bound by reading the weights, and the matrix-vector kernels win.
-constexpr int64_t kMatvecTokens = 4;
-
-}  // namespace
-
 void MatmulInput::reset(const float* x, int64_t tokens, int64_t cols) {
   x_ = x;
   tokens_ = tokens;
@@ -43,9 +36,9 @@ void Matmul::run(const Weight& w, MatmulInput& in, float* y, int64_t y_stride) {
   const int64_t tokens = in.tokens();
   if (type_ == ProductType::kInt8 && has_int8_form(w.type)) {
     const QuantizedRows& x = in.quantized(pool_);
-    return tokens <= kMatvecTokens ? matvec_int8(w, x, y, y_stride, pool_) : matmul_int8(w, x, y, y_stride, pool_);
+    return tokens <= kFewTokens ? matvec_int8(w, x, y, y_stride, pool_) : matmul_int8(w, x, y, y_stride, pool_);
   }
-  if (tokens <= kMatvecTokens) return matvec_f32(w, in.x(), tokens, y, y_stride, pool_);
+  if (tokens <= kFewTokens) return matvec_f32(w, in.x(), tokens, y, y_stride, pool_);
   if (type_ == ProductType::kBf16) {
     if (matmul_bf16(w, in.x(), tokens, y, y_stride, pool_)) return;
     (void)notice("oneDNN refused a bf16 product; prompts are multiplied in fp32 from here on");
@@ -55,7 +48,7 @@ void Matmul::run(const Weight& w, MatmulInput& in, float* y, int64_t y_stride) {
 }
 
 void Matmul::run(std::span<const MatmulOutput> outputs, MatmulInput& in) {
-  const bool one_job = type_ == ProductType::kInt8 && in.tokens() <= kMatvecTokens &&
+  const bool one_job = type_ == ProductType::kInt8 && in.tokens() <= kFewTokens &&
                        std::ranges::all_of(outputs, [](const MatmulOutput& o) { return has_int8_form(o.w->type); });
   if (one_job) return matvec_int8(outputs, in.quantized(pool_), pool_);
   for (const MatmulOutput& o : outputs) run(*o.w, in, o.y, o.y_stride);
@@ -63,9 +56,9 @@ void Matmul::run(std::span<const MatmulOutput> outputs, MatmulInput& in) {
 
 const char* Matmul::kernel_name(TensorType type, ProductType product, int64_t tokens) {
   if (product == ProductType::kInt8 && has_int8_form(type)) {
-    return tokens <= kMatvecTokens ? "int8 matrix-vector" : "int8 tiles";
+    return tokens <= kFewTokens ? "int8 matrix-vector" : "int8 tiles";
   }
-  if (tokens <= kMatvecTokens) return "fp32 matrix-vector";
+  if (tokens <= kFewTokens) return "fp32 matrix-vector";
   return product == ProductType::kBf16 && has_matmul_bf16() ? "bf16 oneDNN" : "fp32 tiles";
 }
 

@@ -10,6 +10,9 @@
 
 namespace longkv {
 
+// Up to this many tokens a product is bound by reading the weights, and the matrix-vector kernels win.
+inline constexpr int64_t kFewTokens = 4;
+
 // Input of one or several products: fp32 rows and, made on first need, their int8 form.
 class MatmulInput {
  public:

@@ -45,7 +45,7 @@ class BitsIndex final : public BlockIndex {
         heads_(size_t(shape.kv_heads)) {}
 
   Status reserve(int64_t capacity_rows) {
-    head_tiles_ = ceil_div(capacity_rows, kBitsTile);
+    head_tiles_ = paged_tiles(ceil_div(capacity_rows, kBitsTile), bits_tile_bytes(bits_));
     const auto tiles = checked_mul(heads_.size(), uint64_t(head_tiles_));
     const auto bytes = tiles ? checked_mul(*tiles, uint64_t(bits_tile_bytes(bits_))) : std::nullopt;
     if (!bytes) return fail(Code::kInvalidArgument, "an index over {} rows exceeds the address space", capacity_rows);
@@ -139,6 +139,24 @@ class BitsIndex final : public BlockIndex {
     int64_t tiles = 0;
     for (const Head& head : heads_) tiles += ceil_div(head.rows, kBitsTile);
     return tiles * bits_tile_bytes(bits_);
+  }
+
+  void visit(KvState& state, std::span<const KvHeadView> heads) override {
+    for (size_t h = 0; h < heads_.size() && state.ok(); ++h) {
+      const KvState::Level level(state, "h", int64_t(h));
+      Head& head = heads_[h];
+      head.rows = heads[h].rows;
+      if (labels_) {
+        state.list("channels", head.channels, uint64_t(kept_));
+        const bool known =
+            std::all_of(head.channels.begin(), head.channels.end(), [&](int32_t c) { return c >= 0 && c < dim_; });
+        const auto n = int64_t(head.channels.size());
+        if (!state.expect(known && (n == kept_ || (n == 0 && !given_)), "the channels")) return;
+      }
+      const int64_t begin = int64_t(h) * head_tiles_ * bits_tile_bytes(bits_);
+      const int64_t bytes = ceil_div(head.rows, kBitsTile) * bits_tile_bytes(bits_);
+      state.array("tiles", tiles_, uint64_t(begin), uint64_t(begin + bytes));
+    }
   }
 
  private:

@@ -27,7 +27,7 @@ class ChannelsIndex final : public BlockIndex {
       : dim_(shape.dim_k), channels_(std::min<int64_t>(spec.channels, shape.dim_k)), rows_(size_t(shape.kv_heads), 0) {}
 
   Status reserve(int64_t capacity_rows) {
-    head_tiles_ = ceil_div(capacity_rows, kChannelTile);
+    head_tiles_ = paged_tiles(ceil_div(capacity_rows, kChannelTile), tile_bytes());
     const auto tiles = checked_mul(rows_.size(), uint64_t(head_tiles_));
     const auto bytes = tiles ? checked_mul(*tiles, uint64_t(tile_bytes())) : std::nullopt;
     if (!bytes) return fail(Code::kInvalidArgument, "an index over {} rows exceeds the address space", capacity_rows);
@@ -71,6 +71,16 @@ class ChannelsIndex final : public BlockIndex {
     int64_t tiles = 0;
     for (const int64_t rows : rows_) tiles += ceil_div(rows, kChannelTile);
     return tiles * tile_bytes();
+  }
+
+  void visit(KvState& state, std::span<const KvHeadView> heads) override {
+    for (size_t h = 0; h < rows_.size() && state.ok(); ++h) {
+      const KvState::Level level(state, "h", int64_t(h));
+      rows_[h] = heads[h].rows;
+      const int64_t begin = int64_t(h) * head_tiles_ * tile_bytes();
+      const int64_t bytes = ceil_div(rows_[h], kChannelTile) * tile_bytes();
+      state.array("tiles", tiles_, uint64_t(begin), uint64_t(begin + bytes));
+    }
   }
 
  private:

@@ -208,6 +208,42 @@ int64_t ClusterIndex::bytes_held() const {
   return bytes;
 }
 
+bool ClusterIndex::valid(const Head& head) const {
+  if (head.starts.empty() || head.starts.front() != 0 || head.starts.back() != int64_t(head.members.size())) {
+    return false;
+  }
+  if (!std::is_sorted(head.starts.begin(), head.starts.end())) return false;
+  const int64_t clusters = int64_t(head.starts.size()) - 1;
+  if (int64_t(head.centroids.size()) != round_up(clusters, kColumnTile) * dim_) return false;
+  if (int64_t(head.values.size()) != clusters * dim_v_) return false;
+  int64_t row = skip_rows_, first = 0;  // of the next segment
+  for (const Segment& s : head.segments) {
+    if (s.begin != row || s.end <= s.begin || s.end > head.rows || s.first != first) return false;
+    row = s.end;
+    first += std::max<int64_t>(1, (s.end - s.begin) / cluster_);
+  }
+  if (head.end != row || clusters != first) return false;
+  return std::all_of(head.members.begin(), head.members.end(),
+                     [&](int32_t r) { return r >= skip_rows_ && int64_t(r) < head.end; });
+}
+
+void ClusterIndex::visit(KvState& state, std::span<const KvHeadView> heads) {
+  for (size_t h = 0; h < heads_.size() && state.ok(); ++h) {
+    const KvState::Level level(state, "h", int64_t(h));
+    Head& head = heads_[h];
+    head.rows = heads[h].rows;
+    // Every cluster but empty ones has a row, and a segment of n rows has at most n clusters.
+    const auto most = uint64_t(head.rows + 1);
+    state.value("end", head.end);
+    state.list("segments", head.segments, most);
+    state.list("centroids", head.centroids, uint64_t(round_up(head.rows + 1, kColumnTile) * dim_));
+    state.list("values", head.values, most * uint64_t(dim_v_));
+    state.list("starts", head.starts, most + 1);
+    state.list("members", head.members, most);
+    if (state.loading() && state.ok() && !state.expect(valid(head), "the clusters")) return;
+  }
+}
+
 Result<std::unique_ptr<BlockIndex>> make_cluster_index(const IndexSpec& spec, const KvShape& shape, int64_t capacity) {
   if (capacity > std::numeric_limits<int32_t>::max()) {
     return fail(Code::kInvalidArgument, "index=clusters holds up to {} rows, {} are wanted",

@@ -32,6 +32,7 @@ class ClusterIndex final : public BlockIndex {
   int64_t covered(int kv_head) const override { return heads_[size_t(kv_head)].end; }
   int64_t bytes_scored(int64_t n) const override { return n * dim_ * int64_t(sizeof(float)); }
   int64_t bytes_held() const override;
+  void visit(KvState& state, std::span<const KvHeadView> heads) override;
 
   // Rows of a cluster, ascending.
   std::span<const int32_t> members(int kv_head, int64_t cluster) const {
@@ -61,6 +62,7 @@ class ClusterIndex final : public BlockIndex {
     std::vector<int32_t> members;
   };
   void cluster_rows(Head& head, const KvHeadView& keys, int64_t begin, int64_t end);
+  bool valid(const Head& head) const;
   void put_centroid(Head& head, int64_t cluster, const float* centroid);
 
   int64_t dim_, dim_v_, cluster_, segment_, skip_rows_, keep_rows_;

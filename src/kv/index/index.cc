@@ -1,9 +1,16 @@
 #include "kv/index/index.h"
 
+#include <numeric>
+
+#include "base/checked.h"
 #include "base/error.h"
 #include "kv/index/kinds.h"
 
 namespace longkv {
+
+int64_t BlockIndex::paged_tiles(int64_t tiles, int64_t tile_bytes) {
+  return round_up(tiles, kStatePage / std::gcd(kStatePage, tile_bytes));
+}
 
 Result<std::unique_ptr<BlockIndex>> make_index(const IndexSpec& spec, const KvShape& shape, int64_t capacity_rows) {
   if (spec.block < 1 || spec.coarse < 0 || capacity_rows < 1) {

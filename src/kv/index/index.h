@@ -9,6 +9,7 @@
 #include <span>
 
 #include "kv/recipe.h"
+#include "kv/state.h"
 #include "kv/types.h"
 #include "longkv/status.h"
 
@@ -45,6 +46,14 @@ class BlockIndex {
   // Bytes that scoring n blocks of one KV head reads, and bytes held by the whole index.
   virtual int64_t bytes_scored(int64_t n) const = 0;
   virtual int64_t bytes_held() const = 0;
+
+  // Saves or restores everything between two prompts; heads: [kv_heads], whose rows all are noted. Restoring goes into
+  // a fresh index of the same kind, of any capacity.
+  virtual void visit(KvState& state, std::span<const KvHeadView> heads) = 0;
+
+ protected:
+  // Tiles per head so that every head begins on a page: its tiles can then be mapped from a file.
+  static int64_t paged_tiles(int64_t tiles, int64_t tile_bytes);
 };
 
 // Errors: kInvalidArgument (a kind that the shape cannot have).

@@ -212,6 +212,53 @@ void LshIndex::score(int kv_head, const float* q, int n_q, int64_t block_begin, 
   }
 }
 
+bool LshIndex::valid(const Segment& segment) const {
+  const int64_t buckets = int64_t{1} << bits_;
+  for (int64_t t = 0; t < tables_; ++t) {
+    const uint16_t* starts = segment.starts.data() + t * (buckets + 1);
+    for (int64_t b = 0; b < buckets; ++b) {
+      if (starts[b] > starts[b + 1]) return false;
+    }
+    if (starts[buckets] > kSegment) return false;
+  }
+  return std::all_of(segment.rows.begin(), segment.rows.end(), [](uint16_t r) { return r < kSegment; });
+}
+
+void LshIndex::visit(KvState& state, std::span<const KvHeadView> heads) {
+  const int64_t buckets = int64_t{1} << bits_;
+  for (size_t h = 0; h < heads_.size() && state.ok(); ++h) {
+    const KvState::Level level(state, "h", int64_t(h));
+    Head& head = heads_[h];
+    head.rows = heads[h].rows;
+    int64_t numbers[2] = {head.hashed, head.centred ? 1 : 0};
+    state.values("numbers", std::span(numbers));
+    if (!state.expect(numbers[0] >= 0 && numbers[0] <= head.rows && numbers[1] >= 0 && numbers[1] <= 1,
+                      "the numbers of hashed rows")) {
+      return;
+    }
+    head.hashed = numbers[0];
+    head.centred = numbers[1] == 1;
+    state.values("mean", std::span(head.mean));
+    head.segments.resize(size_t(head.hashed / kSegment));
+    for (size_t s = 0; s < head.segments.size() && state.ok(); ++s) {
+      const KvState::Level of_segment(state, "s", int64_t(s));
+      Segment& segment = head.segments[s];
+      segment.starts.resize(size_t(tables_ * (buckets + 1)));
+      segment.rows.resize(size_t(tables_ * kSegment));
+      state.values("starts", std::span(segment.starts));
+      state.values("rows", std::span(segment.rows));
+      if (state.loading() && !state.expect(valid(segment), "the hash tables")) return;
+    }
+    const auto codes = uint64_t(tables_ * kSegment);
+    state.list("open", head.open, codes);
+    if (!state.loading() || !state.ok()) continue;
+    const bool sized = head.open.size() == codes || (head.open.empty() && head.hashed == 0);
+    const bool bounded =
+        std::all_of(head.open.begin(), head.open.end(), [&](uint16_t c) { return int64_t(c) < buckets; });
+    if (!state.expect(sized && bounded, "the codes of the open segment")) return;
+  }
+}
+
 int64_t LshIndex::bytes_drawn(int64_t n) const {
   const int64_t open = n % kSegment, full = n / kSegment;
   return tables_ * (full * (4 + (kSegment >> bits_) * 2) + open * 2);

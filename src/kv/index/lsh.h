@@ -29,6 +29,7 @@ class LshIndex final : public BlockIndex {
   int64_t covered(int kv_head) const override { return heads_[size_t(kv_head)].hashed; }
   int64_t bytes_scored(int64_t n) const override { return n * tables_ * int64_t(sizeof(uint16_t)); }
   int64_t bytes_held() const override;
+  void visit(KvState& state, std::span<const KvHeadView> heads) override;
 
   // Rows of `rows` drawn for one query head, ascending, and minus the log of the chance of each. `view`: their keys.
   void draw(int kv_head, const KvHeadView& view, const float* q, RowRange rows, std::vector<int64_t>& drawn,
@@ -54,6 +55,7 @@ class LshIndex final : public BlockIndex {
   };
   void hash_rows(Head& head, const KvHeadView& keys, int64_t end);
   void close_segment(Head& head);
+  bool valid(const Segment& segment) const;
   void codes_of(const float* x, int64_t n, uint16_t* codes, int64_t stride) const;
   template <class Hit>
   void each_collision(const Head& head, const uint16_t* codes, RowRange rows, const Hit& hit) const;

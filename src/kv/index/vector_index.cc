@@ -36,7 +36,7 @@ f16_t f16_at_most(float v) {
 }
 
 Status VectorIndex::reserve(int64_t capacity_rows) {
-  head_tiles_ = ceil_div(ceil_div(capacity_rows, block_), kTileBlocks);
+  head_tiles_ = paged_tiles(ceil_div(ceil_div(capacity_rows, block_), kTileBlocks), tile_bytes());
   const auto tiles = checked_mul(heads_.size(), uint64_t(head_tiles_));
   const auto bytes = tiles ? checked_mul(*tiles, uint64_t(tile_bytes())) : std::nullopt;
   if (!bytes) return fail(Code::kInvalidArgument, "an index over {} rows exceeds the address space", capacity_rows);
@@ -147,6 +147,18 @@ void VectorIndex::truncate(int kv_head, const KvHeadView& keys, int64_t rows) {
   if (rows >= head.rows) return;
   head.rows = full_blocks(rows, block_) * block_;
   if (head.rows < rows) append(kv_head, keys, head.rows, rows);
+}
+
+void VectorIndex::visit(KvState& state, std::span<const KvHeadView> heads) {
+  for (size_t h = 0; h < heads_.size() && state.ok(); ++h) {
+    const KvState::Level level(state, "h", int64_t(h));
+    Head& head = heads_[h];
+    head.rows = heads[h].rows;
+    state.values("open", std::span(head.state));
+    const int64_t begin = int64_t(h) * head_tiles_ * tile_bytes();
+    const int64_t tiles = ceil_div(blocks(int(h)), kTileBlocks);
+    state.array("tiles", tiles_, uint64_t(begin), uint64_t(begin + tiles * tile_bytes()));
+  }
 }
 
 void VectorIndex::score(int kv_head, const float* q, int n_q, int64_t block_begin, int64_t block_end, float* scores,

@@ -24,6 +24,7 @@ class VectorIndex : public BlockIndex {
   int64_t blocks(int kv_head) const override;
   int64_t bytes_scored(int64_t n) const override { return n * tile_bytes() / kTileBlocks; }
   int64_t bytes_held() const override;
+  void visit(KvState& state, std::span<const KvHeadView> heads) override;
 
   Status reserve(int64_t capacity_rows);
 

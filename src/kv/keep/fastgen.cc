@@ -102,6 +102,27 @@ class FastgenKeeper : public Keeper {
     classes_.resize(std::min(classes_.size(), size_t(tokens)));
   }
 
+  void visit(KvState& state, const KvCache& cache) override {
+    for (int l = 0; l < shape_.layers; ++l) {
+      for (int h = 0; h < shape_.kv_heads; ++h) {
+        const KvState::Level in_layer(state, "l", l), in_head(state, "h", h);
+        Head& head = head_of(l, h);
+        int64_t numbers[3] = {head.policy, head.budget, head.local};
+        state.values("policy", std::span(numbers));
+        const bool good = numbers[0] >= 0 && numbers[0] <= kPolicies + 1 && numbers[1] >= 0 && numbers[2] >= 0;
+        if (!state.expect(good, "the policies")) return;
+        head.policy = int(numbers[0]);
+        head.budget = numbers[1];
+        head.local = numbers[2];
+        state.list("mass", head.mass, uint64_t(cache.rows(l, h).v));
+      }
+    }
+    state.list("classes", classes_, uint64_t(cache.tokens(0).v));
+    const bool known =
+        std::all_of(classes_.begin(), classes_.end(), [](TokenClass c) { return c <= TokenClass::kPunctuation; });
+    state.expect(known, "the classes of tokens");
+  }
+
   // Policies are not known before a prompt: all may turn out to be full.
   int64_t planned_rows(int, int, int64_t tokens) const override { return tokens; }
 

@@ -74,6 +74,15 @@ class H2oKeeper : public Keeper {
     }
     if (cache.tokens(0).v == 0) std::fill(budget_.begin(), budget_.end(), spec_.budget);
   }
+  void visit(KvState& state, const KvCache& cache) override {
+    visit_budgets(state, budget_);
+    for (int layer = 0; layer < shape_.layers; ++layer) {
+      for (int h = 0; h < shape_.kv_heads; ++h) {
+        const KvState::Level in_layer(state, "l", layer), in_head(state, "h", h);
+        state.list("mass", mass(layer, h), uint64_t(cache.rows(layer, h).v));
+      }
+    }
+  }
   int64_t planned_rows(int, int, int64_t tokens) const override {
     return std::min(tokens, std::max<int64_t>(1, keep_budget(spec_, tokens)));
   }

@@ -17,6 +17,7 @@
 #include "kv/attend.h"
 #include "kv/cache.h"
 #include "kv/recipe.h"
+#include "kv/state.h"
 #include "longkv/status.h"
 
 namespace longkv {
@@ -143,6 +144,8 @@ class Keeper {
   virtual void step(const KeepStepInput& /*input*/, std::span<int64_t> /*evict*/) {}
   // Tokens at the end were cut (all of them: cache.tokens() is 0): so is state kept for their rows.
   virtual void truncated(const KvCache& /*cache*/) {}
+  // Saves or restores what is kept here between two prompts; the cache holds its rows.
+  virtual void visit(KvState& /*state*/, const KvCache& /*cache*/) {}
   // Rows per KV head of a layer that stay of a prompt of n tokens (mean over heads), for the plan.
   virtual int64_t planned_rows(int layer, int layers, int64_t tokens) const = 0;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "kv/select/topk.h"
@@ -78,6 +79,13 @@ std::vector<int64_t> rows_of_mask(std::span<const char> mask) {
     if (mask[r] != 0) rows.push_back(int64_t(r));
   }
   return rows;
+}
+
+void visit_budgets(KvState& state, std::vector<int64_t>& budgets) {
+  state.values("budgets", std::span(budgets));
+  const bool good = std::all_of(budgets.begin(), budgets.end(),
+                                [](int64_t b) { return b >= 0 && b <= std::numeric_limits<int32_t>::max(); });
+  state.expect(good, "the budgets");
 }
 
 }  // namespace longkv

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "kv/state.h"
 #include "kv/types.h"
 
 namespace longkv {
@@ -29,5 +30,8 @@ std::vector<char> oldest_rows(const KvHeadView& head, int64_t n);
 std::vector<int64_t> all_rows(int64_t n);
 // The rows of a mask, ascending.
 std::vector<int64_t> rows_of_mask(std::span<const char> mask);
+
+// Saves or restores budgets of rows, one a layer.
+void visit_budgets(KvState& state, std::vector<int64_t>& budgets);
 
 }  // namespace longkv

@@ -54,6 +54,16 @@ class StreamingKeeper : public Keeper {
     for (auto& layer : sinks_) layer.clear();
   }
 
+  void visit(KvState& state, const KvCache& cache) override {
+    for (size_t layer = 0; layer < sinks_.size(); ++layer) {
+      const KvState::Level level(state, "l", int64_t(layer));
+      const auto n = size_t(spec_.sink * shape_.kv_heads * shape_.dim_k);
+      state.list("sinks", sinks_[layer], n);
+      const bool held = sinks_[layer].size() == n && cache.rows(int(layer), 0).v >= spec_.sink;
+      if (!state.expect(held || sinks_[layer].empty(), "the sinks")) return;
+    }
+  }
+
   int64_t planned_rows(int, int, int64_t tokens) const override { return std::min(tokens, spec_.sink + spec_.window); }
 
  private:

@@ -54,6 +54,7 @@ class TovaKeeper : public Keeper {
   void truncated(const KvCache& cache) override {
     if (cache.tokens(0).v == 0) std::fill(budget_.begin(), budget_.end(), spec_.budget);
   }
+  void visit(KvState& state, const KvCache& /*cache*/) override { visit_budgets(state, budget_); }
   int64_t planned_rows(int, int, int64_t tokens) const override {
     return std::min(tokens, std::max<int64_t>(1, keep_budget(spec_, tokens)));
   }

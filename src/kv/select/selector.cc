@@ -73,6 +73,7 @@ Result<std::unique_ptr<Selector>> Selector::create(const KvShape& shape, const R
 Status Selector::build_indexes(std::span<const LayerPlan> plans, RowCapacity capacity) {
   const bool any = std::any_of(plans.begin(), plans.end(), [](const auto& p) { return p.role == LayerRole::kChoose; });
   if (!any) return {};
+  capacity_ = capacity.v;
   coarse_factor_ = choose_coarse_factor(index_, shape_, capacity.v, attention_bytes_);
   for (size_t l = 0; l < plans.size(); ++l) {
     if (plans[l].role != LayerRole::kChoose) continue;

@@ -87,6 +87,12 @@ class Selector {
                   std::span<const std::vector<RowRange>> ranges, const float* lse, float* out, KvStats& stats);
 
   int64_t index_bytes_held() const;
+  // Fine blocks per coarse block; 1: one level. Chosen from the capacity where the recipe leaves it open.
+  int64_t coarse_factor() const { return coarse_factor_; }
+  // Saves or restores what the capacity decided, before the layers: a session goes on with what it began with.
+  void visit_levels(KvState& state);
+  // Saves or restores a layer between two steps, choices that a later step may reuse included.
+  void visit(KvState& state, int layer, std::span<const KvHeadView> views);
 
  private:
   // Query heads whose scores of one KV head's blocks are taken in one pass, and the list they serve.
@@ -136,6 +142,7 @@ class Selector {
   Selector(const KvShape& shape, const Recipe& recipe, const AttendParams& params);
   Status build_indexes(std::span<const LayerPlan> plans, RowCapacity capacity);
   const ClusterIndex* clusters(const LayerState& state) const;
+  void visit_choice(KvState& state, LayerState& layer);
   bool attends_all(int layer, RowRange visible) const;
   bool drifted(const LayerState& state, const float* q) const;
   void make_choice(int layer, LayerState& state, const float* q, RowRange visible, RowRange sink, ThreadPool& pool,
@@ -176,6 +183,7 @@ class Selector {
   int64_t attention_bytes_ = 0;  // K and V of `budget` rows of one KV head
   int64_t row_bytes_ = 0;
   int64_t coarse_factor_ = 1;
+  int64_t capacity_ = 0;            // rows
   std::vector<LayerState> states_;  // [layers]
   std::vector<Owner> owners_;
   std::vector<Part> group_parts_;  // one pass per KV head

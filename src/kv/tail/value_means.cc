@@ -52,6 +52,17 @@ void ValueMeans::mean(int kv_head, float* out) const {
   for (int64_t c = 0; c < dim_; ++c) out[c] = float(head.sum[size_t(c)] * inverse);
 }
 
+void ValueMeans::visit(KvState& state, std::span<const KvHeadView> heads) {
+  for (size_t h = 0; h < heads_.size() && state.ok(); ++h) {
+    const KvState::Level level(state, "h", int64_t(h));
+    Head& head = heads_[h];
+    head.rows = heads[h].rows;
+    head.stored.resize(head.rows > 0 ? size_t((head.rows - 1) / kStride * dim_) : 0);
+    state.values("sum", std::span(head.sum));
+    state.values("stored", std::span(head.stored));
+  }
+}
+
 int64_t ValueMeans::bytes_held() const {
   int64_t bytes = 0;
   for (const Head& head : heads_) bytes += int64_t(head.stored.size() + head.sum.size()) * int64_t(sizeof(double));

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
+#include "kv/state.h"
 #include "kv/types.h"
 
 namespace longkv {
@@ -19,6 +21,7 @@ class ValueMeans {
   // out: [dim_v]; zero without rows.
   void mean(int kv_head, float* out) const;
   int64_t bytes_held() const;
+  void visit(KvState& state, std::span<const KvHeadView> heads);
   static constexpr int64_t kStride = 1024;
 
  private:
