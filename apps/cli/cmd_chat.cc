@@ -37,66 +37,106 @@ class Conversation {
         session_(session),
         fresh_(sampling),
         sampler_(sampling),
-        cancel_(cancel) {}
+        cancel_(cancel) {
+    if (!options_.prompt.system.empty()) messages_.push_back({"system", options_.prompt.system});
+  }
 
   // Reads the user's turn and answers it. A turn that fails leaves the conversation as it was before.
   Status turn(const std::string& text) {
-    const int64_t before = session_.tokens();
-    const int32_t last_before = last_;
     const Sampler sampler_before = sampler_;
-    std::vector<int32_t> ids;
-    if (before == 0) {
-      std::vector<ChatMessage> messages;
-      if (!options_.prompt.system.empty()) messages.push_back({"system", options_.prompt.system});
-      messages.push_back({"user", text});
-      LONGKV_ASSIGN(ids, chat_.encode(messages, /*generation_prompt=*/true));
-    } else {
-      const ChatMessage message{"user", text};
-      LONGKV_ASSIGN(ids, chat_.encode_next(last_, std::span(&message, 1)));
-    }
-    if (before + int64_t(ids.size()) >= session_.context()) {
-      return fail(
-          Code::kInvalidArgument,
-          "{} tokens are held, the turn has {} more, and the context is {}; /clear forgets the conversation, -c sets a "
-          "larger context",
-          before, ids.size(), session_.context());
-    }
-    LONGKV_TRY(session_.prefill(ids, ids.size() > 2048 ? progress_line() : PrefillProgress(), cancel_));
-    for (int32_t id : ids) sampler_.accept(id);
-    const auto answer =
-        generate(session_, tokenizer_, sampler_, {options_.predict, options_.sampling.ignore_eos}, cancel_,
-                 [&](std::string_view piece) { return options_.global.json ? Status() : print(piece); });
-    if (!answer.ok()) {
-      if (!session_.truncate(before).ok()) LONGKV_TRY(session_.truncate(0));
-      last_ = last_before;
+    messages_.push_back({"user", text});
+    Answer answer;
+    const Status status = read_and_answer(answer);
+    if (!status.ok()) {
+      messages_.pop_back();
       sampler_ = sampler_before;
-      return answer.status();
+      return status;
     }
-    last_ = answer->ids.empty() ? ids.back() : answer->ids.back();
-    if (options_.global.json) {
-      nlohmann::ordered_json j{{"text", answer->text},
-                               {"finish", answer->finish},
-                               {"tokens_read", ids.size()},
-                               {"tokens_held", session_.tokens()}};
-      LONGKV_TRY(print(json_text(j, -1)));
-    } else {
-      LONGKV_TRY(print("\n"));
-      if (answer->finish == "length") log_info("(length)");
-    }
-    log_verbose("read {} tokens, answered {}; {} of {} held", ids.size(), answer->ids.size(), session_.tokens(),
-                session_.context());
-    if (answer->finish == "interrupted") return fail(Code::kCancelled, "the answer was interrupted and is kept so far");
+    messages_.push_back({"assistant", answer.text});
+    if (answer.finish == "interrupted") return fail(Code::kCancelled, "the answer was interrupted and is kept so far");
     return {};
   }
 
   // Afterwards nothing depends on what was said before.
   Status clear() {
-    last_ = -1;
+    messages_.clear();
+    if (!options_.prompt.system.empty()) messages_.push_back({"system", options_.prompt.system});
     sampler_ = fresh_;
-    return session_.truncate(0);
+    return forget(0);
   }
 
  private:
+  // Cuts the cache to n tokens; where a recipe cannot, to none.
+  Status forget(int64_t n) {
+    held_text_.clear();
+    if (n > 0 && session_.truncate(n).ok()) {
+      held_.resize(size_t(n));
+      return {};
+    }
+    held_.clear();
+    return session_.truncate(0);
+  }
+
+  // Cuts the cache to what the next prompt shares with it.
+  Status rewind(const std::vector<ChatPiece>& pieces, ChatContinuation& next) {
+    const int64_t before = int64_t(held_.size());
+    LONGKV_TRY(forget(next.keep));
+    if (int64_t(held_.size()) != next.keep) {
+      LONGKV_ASSIGN(next, chat_.follow({}, {}, pieces));
+    }
+    log_info(
+        "the chat template writes earlier turns differently now that they are past: {} of {} tokens are read again",
+        before - next.keep, before);
+    return {};
+  }
+
+  Status read_and_answer(Answer& answer) {
+    LONGKV_ASSIGN(const std::vector<ChatPiece> pieces, chat_.pieces(messages_, /*generation_prompt=*/true));
+    LONGKV_ASSIGN(ChatContinuation next, chat_.follow(held_, held_text_, pieces));
+    const int64_t before = int64_t(held_.size());
+    if (next.keep + int64_t(next.ids.size()) >= session_.context()) {
+      return fail(
+          Code::kInvalidArgument,
+          "{} tokens are held, the turn has {} more, and the context is {}; /clear forgets the conversation, -c sets a "
+          "larger context",
+          next.keep, next.ids.size(), session_.context());
+    }
+    if (next.keep < before) LONGKV_TRY(rewind(pieces, next));
+    LONGKV_TRY(session_.prefill(next.ids, next.ids.size() > 2048 ? progress_line() : PrefillProgress(), cancel_));
+    // The sampler has seen what is read again.
+    for (size_t i = size_t(before - next.keep); i < next.ids.size(); ++i) sampler_.accept(next.ids[i]);
+    auto generated = generate(session_, tokenizer_, sampler_, {options_.predict, options_.sampling.ignore_eos}, cancel_,
+                              [&](std::string_view piece) { return options_.global.json ? Status() : print(piece); });
+    if (!generated.ok()) {
+      const std::string text = held_text_;
+      LONGKV_TRY(forget(next.keep));
+      if (next.keep == int64_t(held_.size())) held_text_ = text;
+      return generated.status();
+    }
+    answer = std::move(*generated);
+    held_.insert(held_.end(), next.ids.begin(), next.ids.end());
+    held_.insert(held_.end(), answer.ids.begin(), answer.ids.end());
+    held_.resize(size_t(session_.tokens()));  // the last token of an answer that fills the context is not read
+    held_text_ = joined_text(pieces) + answer.text;
+    return show(answer, next.ids.size());
+  }
+
+  Status show(const Answer& answer, size_t tokens_read) {
+    if (options_.global.json) {
+      nlohmann::ordered_json j{{"text", answer.text},
+                               {"finish", answer.finish},
+                               {"tokens_read", tokens_read},
+                               {"tokens_held", session_.tokens()}};
+      LONGKV_TRY(print(json_text(j, -1)));
+    } else {
+      LONGKV_TRY(print("\n"));
+      if (answer.finish == "length") log_info("(length)");
+    }
+    log_verbose("read {} tokens, answered {}; {} of {} held", tokens_read, answer.ids.size(), session_.tokens(),
+                session_.context());
+    return {};
+  }
+
   const ChatOptions& options_;
   const Chat& chat_;
   const Tokenizer& tokenizer_;
@@ -104,7 +144,9 @@ class Conversation {
   const Sampler fresh_;
   Sampler sampler_;
   std::atomic<bool>* cancel_;
-  int32_t last_ = -1;  // last token in the cache
+  std::vector<ChatMessage> messages_;
+  std::vector<int32_t> held_;  // tokens in the cache
+  std::string held_text_;      // and what they were rendered from; empty when unknown
 };
 
 Status run_chat(const ChatOptions& o) {
@@ -112,10 +154,12 @@ Status run_chat(const ChatOptions& o) {
   LONGKV_ASSIGN(const SamplingParams params, resolve_sampling(o.sampling));
   LONGKV_ASSIGN(Opened opened, open_model(o.model));
   LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
-  if (o.prompt.chat_template.empty() && !opened.model->file().metadata().has("tokenizer.chat_template")) {
-    return fail(Code::kInvalidArgument,
-                "'{}' has no chat template; name one with --chat-template (chatml, llama3, mistral, gemma, phi3)",
-                o.model.model);
+  if (!template_chosen(o.prompt) && !opened.model->file().metadata().has("tokenizer.chat_template")) {
+    return fail(
+        Code::kInvalidArgument,
+        "'{}' has no chat template; name a format with --chat-template (chatml, llama3, mistral, gemma, phi3) or "
+        "give a Jinja template with --chat-template-file",
+        o.model.model);
   }
   LONGKV_TRY(check_biased_ids(params, opened.model->config().vocab));
   LONGKV_ASSIGN(const auto chat, choose_chat(o.prompt, *opened.model, tokenizer));
@@ -123,9 +167,9 @@ Status run_chat(const ChatOptions& o) {
   std::atomic<bool>* cancel = install_interrupt_flag();
   Conversation conversation(o, *chat, tokenizer, *session, params, cancel);
   log_info(
-      "{}: chat format {}, context {} tokens, {}. /clear forgets, /quit or end of input leaves, Ctrl-C stops an "
+      "{}: chat format: {}, context {} tokens, {}. /clear forgets, /quit or end of input leaves, Ctrl-C stops an "
       "answer and leaves at the prompt.",
-      opened.model->config().name, chat->format().name(), opened.context, opened.recipe.canonical());
+      opened.model->config().name, chat->description(), opened.context, opened.recipe.canonical());
   const bool terminal = ::isatty(STDIN_FILENO) != 0;
   LineReader input(STDIN_FILENO);
   for (std::string line;;) {
@@ -155,7 +199,7 @@ void add_chat(CLI::App& app, int& exit_code) {
   add_global_options(*command, o->global);
   add_model_options(*command, o->model, /*with_recipe=*/true);
   command->add_option("--system-prompt,--sys", o->prompt.system, "System message");
-  command->add_option("--chat-template", o->prompt.chat_template, "chatml, llama3, mistral, gemma or phi3");
+  add_template_options(*command, o->prompt);
   command->add_option("-n,--predict,--n-predict", o->predict, "Tokens of an answer at most; -1 = to the end")
       ->capture_default_str();
   add_sampling_options(*command, o->sampling);

@@ -85,8 +85,8 @@ Status run(const RunOptions& o) {
     opened.context = std::min(opened.context, int64_t(ids.size() + question.size()) + o.predict);
   const std::atomic<bool>* cancel = install_interrupt_flag();
   log_info("{}: {}; {} tokens of prompt, context {}, {} threads, {}", opened.model->config().name,
-           chat ? "chat format " + std::string(chat->format().name()) : std::string("raw prompt"), ids.size(),
-           opened.context, opened.pool->threads(), opened.recipe.canonical());
+           chat ? "chat format: " + chat->description() : std::string("raw prompt"), ids.size(), opened.context,
+           opened.pool->threads(), opened.recipe.canonical());
   if (o.show_prompt) log_line(LogLevel::kQuiet, tokenizer.decode(ids, /*show_special=*/true));
 
   LONGKV_ASSIGN(const auto session, make_session(opened));
@@ -147,7 +147,7 @@ void add_run(CLI::App& app, int& exit_code) {
   command->add_option("-f,--file", o->prompt.file, "Document ('-' = standard input)");
   command->add_option("-p,--prompt", o->prompt.text, "Question, or the whole prompt without -f");
   command->add_option("--system-prompt,--sys", o->prompt.system, "System message");
-  command->add_option("--chat-template", o->prompt.chat_template, "chatml, llama3, mistral, gemma or phi3");
+  add_template_options(*command, o->prompt);
   command->add_flag("--raw", o->prompt.raw, "No chat format: document and prompt as they are");
   command->add_flag("--no-escape", o->prompt.no_escape, "Keep \\n and the like in -p as typed")->group(kMore);
   command->add_flag("--keep-first", o->prompt.keep_first, "Cut a document that does not fit after its beginning");

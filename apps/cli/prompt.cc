@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "common.h"
+#include "help.h"
 
 namespace longkv::cli {
 
@@ -56,19 +57,47 @@ std::string unescape(const std::string& text) {
   return out;
 }
 
+void add_template_options(CLI::App& command, PromptOptions& options) {
+  command.add_option("--chat-template", options.chat_template,
+                     "chatml, llama3, mistral, gemma, phi3 or the text of a Jinja template, instead of the file's own");
+  command.add_option("--chat-template-file", options.template_file, "A Jinja template from a file");
+  command
+      .add_option("--chat-template-kwargs", options.template_variables,
+                  "JSON object with further names for the template, such as {\"enable_thinking\": false}")
+      ->group(kMore);
+  command.add_flag("--jinja", options.jinja, "Accepted: templates of files are always run as Jinja")->group(kMore);
+}
+
+bool template_chosen(const PromptOptions& o) { return !o.chat_template.empty() || !o.template_file.empty(); }
+
 Result<std::optional<Chat>> choose_chat(const PromptOptions& o, const LoadedModel& model, const Tokenizer& tokenizer) {
   const Metadata& m = model.file().metadata();
-  if (o.raw && !o.chat_template.empty())
+  if (o.raw && template_chosen(o))
     return fail(Code::kInvalidArgument, "--raw and --chat-template contradict each other");
   if (o.raw && !o.system.empty()) return fail(Code::kInvalidArgument, "--raw has no place for a system message");
-  if (o.raw || (o.chat_template.empty() && !m.has("tokenizer.chat_template"))) {
+  if (o.raw || (!template_chosen(o) && !m.has("tokenizer.chat_template"))) {
     if (!o.system.empty()) {
       return fail(Code::kInvalidArgument,
                   "the model file has no chat template; a system message needs --chat-template NAME");
     }
     return std::optional<Chat>();
   }
-  LONGKV_ASSIGN(Chat chat, Chat::create(m, tokenizer, o.chat_template));
+  if (!o.chat_template.empty() && !o.template_file.empty())
+    return fail(Code::kInvalidArgument, "--chat-template and --chat-template-file contradict each other");
+  ChatChoice choice;
+  // As in llama.cpp, the option takes a name or the template itself.
+  const bool jinja = o.chat_template.find("{{") != std::string::npos || o.chat_template.find("{%") != std::string::npos;
+  (jinja ? choice.template_text : choice.name) = o.chat_template;
+  if (!o.template_file.empty()) {
+    LONGKV_ASSIGN(choice.template_text, read_text_file(o.template_file));
+  }
+  if (!o.template_variables.empty()) {
+    choice.variables = nlohmann::ordered_json::parse(o.template_variables, nullptr, /*allow_exceptions=*/false);
+    if (!choice.variables.is_object())
+      return fail(Code::kInvalidArgument,
+                  "--chat-template-kwargs needs a JSON object such as {{\"enable_thinking\": false}}");
+  }
+  LONGKV_ASSIGN(Chat chat, Chat::create(m, tokenizer, choice));
   return std::optional<Chat>(std::move(chat));
 }
 

@@ -1,6 +1,7 @@
 // From the user's document, question and options to prompt tokens.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -14,17 +15,26 @@
 namespace longkv::cli {
 
 struct PromptOptions {
-  std::string file;           // document
-  std::string text;           // question, or the whole prompt
-  std::string system;         // system message of chat formats
-  std::string chat_template;  // format by name instead of the file's template
-  bool raw = false;           // no chat format: BOS, document, text, as they are
-  bool no_escape = false;     // keep \n and so on in `text` as typed
-  bool keep_first = false;    // a document that does not fit: keep its beginning
-  bool keep_last = false;     // or its end
+  std::string file;                // document
+  std::string text;                // question, or the whole prompt
+  std::string system;              // system message of chat formats
+  std::string chat_template;       // format by name, or a Jinja template, instead of the file's template
+  std::string template_file;       // a Jinja template in a file
+  std::string template_variables;  // JSON object: names that the template reads
+  bool jinja = true;               // accepted from llama.cpp's users; templates are always run
+  bool raw = false;                // no chat format: BOS, document, text, as they are
+  bool no_escape = false;          // keep \n and so on in `text` as typed
+  bool keep_first = false;         // a document that does not fit: keep its beginning
+  bool keep_last = false;          // or its end
 };
 
-// The chat format to use: none for --raw or a model without a template. An unknown template is an error.
+// Adds --chat-template, --chat-template-file, --chat-template-kwargs and --jinja.
+void add_template_options(CLI::App& command, PromptOptions& options);
+
+// Whether a chat format was asked for instead of the file's.
+bool template_chosen(const PromptOptions& options);
+
+// The chat format to use: none for --raw or a model without a template. A template that does not parse is an error.
 Result<std::optional<Chat>> choose_chat(const PromptOptions& options, const LoadedModel& model,
                                         const Tokenizer& tokenizer);
 

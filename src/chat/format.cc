@@ -142,11 +142,11 @@ void ChatFormat::append_generation_prompt(std::vector<ChatPiece>& pieces) const 
   }
 }
 
-Status ChatFormat::append(std::span<const ChatMessage> messages, bool first, std::vector<ChatPiece>& pieces) const {
+Status ChatFormat::append(std::span<const ChatMessage> messages, std::vector<ChatPiece>& pieces) const {
   const bool pairs = style == ChatStyle::kGemma || style == ChatStyle::kMistral;
-  std::string system = first ? default_system : std::string();
+  std::string system = default_system;
   size_t begin = 0;
-  if (first && !messages.empty() && messages[0].role == "system") {
+  if (!messages.empty() && messages[0].role == "system") {
     if (refuses_system) {
       return fail(Code::kInvalidArgument,
                   "this model's chat template has no system role; put the text in a user message");
@@ -172,7 +172,7 @@ Status ChatFormat::append(std::span<const ChatMessage> messages, bool first, std
   const bool system_given = begin == 1 || !system.empty();
   const bool system_in_user = pairs;  // these formats have no system turn of their own
   if (!system_in_user &&
-      ((system_given && (style != ChatStyle::kPhi3 || !system.empty())) || (first && !system_preamble.empty()))) {
+      ((system_given && (style != ChatStyle::kPhi3 || !system.empty())) || !system_preamble.empty())) {
     literal(opening("system") + system_preamble);
     content(trims ? trim(system) : std::string_view(system));
     literal(closing);

@@ -36,8 +36,8 @@ struct ChatFormat {
   std::string_view end_of_turn() const;
   std::vector<std::string_view> markers() const;
 
-  // Appends `messages`. `first` is true at the beginning of a conversation, where a system message may stand.
-  Status append(std::span<const ChatMessage> messages, bool first, std::vector<ChatPiece>& pieces) const;
+  // Appends a conversation.
+  Status append(std::span<const ChatMessage> messages, std::vector<ChatPiece>& pieces) const;
   // Appends what opens an answer, and what follows the end-of-turn token of a finished one.
   void append_generation_prompt(std::vector<ChatPiece>& pieces) const;
   std::string_view after_turn() const;

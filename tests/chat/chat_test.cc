@@ -59,6 +59,14 @@ struct Opened {
   Result<Chat> chat;
 };
 
+// The built-in format that a sketch is a variant of.
+const std::map<std::string, std::string>& formats() {
+  static const std::map<std::string, std::string> names = {{"smollm2", "chatml"}, {"qwen2.5", "chatml"},
+                                                           {"gemma", "gemma"},    {"phi3", "phi3"},
+                                                           {"llama3", "llama3"},  {"mistral", "mistral"}};
+  return names;
+}
+
 Opened open_chat(const test::MkGguf& mk, const std::string& name = "") {
   auto file = GgufFile::open(mk.write("chat.gguf"));
   EXPECT_TRUE(file.ok()) << file.status().message();
@@ -72,7 +80,7 @@ TEST(Chat, RendersWhatTheTemplatesRender) {
   const auto recorded = nlohmann::json::parse(std::ifstream(test::golden("chat_prompts.json")));
   int compared = 0;
   for (const auto& [name, rows] : recorded.items()) {
-    const auto opened = open_chat(vocabulary(sketches().at(name)));
+    const auto opened = open_chat(vocabulary(sketches().at(name)), formats().at(name));
     ASSERT_TRUE(opened.chat.ok()) << opened.chat.status().message();
     for (const auto& row : rows) {
       const bool generate = row["generate"];
@@ -113,13 +121,13 @@ TEST(Chat, SmolLm2UsesItsOwnTemplate) {
   const auto ids = chat->encode(messages, true);
   ASSERT_TRUE(ids.ok());
   EXPECT_EQ(*ids, *tokenizer->encode(*chat->render(messages, true), false, true));
-  EXPECT_TRUE(tokenizer->is_eog(chat->end_of_turn()));
+  EXPECT_EQ(chat->description(), "template of the file");
 }
 
 TEST(Chat, ContentNeverBecomesAControlToken) {
   for (const int32_t type : {3, 4}) {  // control, and files that call their markers user-defined
     for (const auto& [name, sketch] : sketches()) {
-      const auto opened = open_chat(vocabulary(sketch, type));
+      const auto opened = open_chat(vocabulary(sketch, type), formats().at(name));
       ASSERT_TRUE(opened.chat.ok()) << name << ": " << opened.chat.status().message();
       const auto count = [&](const std::string& content) {
         const auto ids = opened.chat->encode(Messages{{"user", content}}, true);
@@ -141,7 +149,7 @@ TEST(Chat, BosComesOnceWhoeverAsksForIt) {
     for (const auto& [name, sketch] : sketches()) {
       auto mk = vocabulary(sketch);
       mk.boolean("tokenizer.ggml.add_bos_token", adds);
-      const auto opened = open_chat(mk);
+      const auto opened = open_chat(mk, formats().at(name));
       ASSERT_TRUE(opened.chat.ok());
       const auto ids = *opened.chat->encode(Messages{{"user", "hi"}}, true);
       const bool expected = adds || sketch.find("bos_token") != std::string::npos;
@@ -153,19 +161,23 @@ TEST(Chat, BosComesOnceWhoeverAsksForIt) {
 
 TEST(Chat, NextTurnContinuesTheCachedIds) {
   for (const auto& [name, sketch] : sketches()) {
-    const auto opened = open_chat(vocabulary(sketch));
+    const auto opened = open_chat(vocabulary(sketch), formats().at(name));
     ASSERT_TRUE(opened.chat.ok());
     const Messages first = {{"user", "one"}};
     const Messages next = {{"user", "two\n"}};
     const Messages all = {first[0], {"assistant", "answer"}, next[0]};
     const auto answer = *opened.tokenizer.encode("answer", false, false);
     for (const bool ended : {false, true}) {
-      auto ids = *opened.chat->encode(first, true);
+      const auto prompt = *opened.chat->pieces(first, true);
+      auto ids = *opened.chat->encode_pieces(prompt);
       ids.insert(ids.end(), answer.begin(), answer.end());
       if (ended) ids.push_back(opened.chat->end_of_turn());
-      const auto more = opened.chat->encode_next(ids.back(), next);
-      ASSERT_TRUE(more.ok()) << more.status().message();
-      ids.insert(ids.end(), more->begin(), more->end());
+      const auto whole = *opened.chat->pieces(all, true);
+      const auto next_read = opened.chat->follow(ids, joined_text(prompt) + "answer", whole);
+      ASSERT_TRUE(next_read.ok()) << next_read.status().message();
+      EXPECT_EQ(next_read->keep, int64_t(ids.size())) << name << " ended " << ended;
+      EXPECT_LT(next_read->ids.size(), size_t(60));
+      ids.insert(ids.end(), next_read->ids.begin(), next_read->ids.end());
       EXPECT_EQ(ids, *opened.chat->encode(all, true)) << name << " ended " << ended;
     }
   }
@@ -173,12 +185,13 @@ TEST(Chat, NextTurnContinuesTheCachedIds) {
 
 TEST(Chat, UnknownTemplatesAreRefusedAndCanBeChosen) {
   const std::string go = "{{ if .System }}<|im_start|>system\n{{ .System }}<|im_end|>{{ end }}{{ range .Messages }}";
-  const std::string llama2 = "{% for message in messages %}[INST] <<SYS>>{{ message['content'] }}<</SYS>> [/INST]";
-  for (const std::string& text : {go, llama2, std::string("{% for message in messages %}"), std::string()}) {
+  const std::string open = "{% for message in messages %}[INST] <<SYS>>{{ message['content'] }}<</SYS>> [/INST]";
+  const std::string filter = "{% for message in messages %}{{ message.content | hyphenate }}{% endfor %}";
+  for (const std::string& text : {go, open, filter, std::string()}) {
     const auto refused = open_chat(vocabulary(text));
     ASSERT_FALSE(refused.chat.ok()) << text;
     EXPECT_EQ(refused.chat.status().code(), Code::kUnsupported);
-    for (const char* word : {"--chat-template", "chatml", "llama3", "mistral", "gemma", "phi3"}) {
+    for (const char* word : {"--chat-template", "--chat-template-file", "chatml", "mistral", "phi3"}) {
       EXPECT_NE(refused.chat.status().message().find(word), std::string::npos) << word;
     }
     for (const char* format : {"chatml", "llama3", "mistral", "gemma", "phi3"}) {
@@ -199,8 +212,8 @@ TEST(Chat, AFormatWhoseTokensAreMissingIsRefused) {
 }
 
 TEST(Chat, RolesOutOfPlaceAreErrors) {
-  const auto chatml = open_chat(vocabulary(sketches().at("smollm2")));
-  const auto gemma = open_chat(vocabulary(sketches().at("gemma")));
+  const auto chatml = open_chat(vocabulary(sketches().at("smollm2")), "chatml");
+  const auto gemma = open_chat(vocabulary(sketches().at("gemma")), "gemma");
   const auto refused = [](const Opened& opened, const Messages& messages) {
     const auto text = opened.chat->render(messages, true);
     return !text.ok() && text.status().code() == Code::kInvalidArgument;

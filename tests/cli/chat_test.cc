@@ -138,7 +138,7 @@ TEST(CliChat, ControlTokensInAMessageStayText) {
 
 TEST(CliChat, AnUnknownTemplateNamesTheFlag) {
   TinyModel model;
-  model.chat_template = "{{ messages | map('x') }}";
+  model.chat_template = "{{ messages | hyphenate }}";
   const std::string path = model.write("unknown.gguf");
   EXPECT_TRUE(refuses(chat(path, "hello\n", {"-n", "4"}), 1, "--chat-template"));
   EXPECT_TRUE(succeeds(chat(path, "hello\n", {"-n", "4", "--chat-template", "chatml"})));
