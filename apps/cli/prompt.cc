@@ -58,8 +58,7 @@ std::string unescape(const std::string& text) {
 }
 
 void add_template_options(CLI::App& command, PromptOptions& options) {
-  command.add_option("--chat-template", options.chat_template,
-                     "chatml, llama3, mistral, gemma, phi3 or the text of a Jinja template, instead of the file's own");
+  command.add_option("--chat-template", options.chat_template, "chatml, llama3, mistral, gemma, phi3, or Jinja");
   command.add_option("--chat-template-file", options.template_file, "A Jinja template from a file");
   command
       .add_option("--chat-template-kwargs", options.template_variables,
