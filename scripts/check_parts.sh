@@ -76,10 +76,10 @@ run_tests() {
   one "release build, configure" cmake --preset release && one "release build" build build/release && suite build/release
 }
 
-# clang's build with the address and undefined-behaviour sanitizers; the fuzz targets come from it too.
+# The address and undefined-behaviour sanitizers.
 run_sanitized() {
-  one "sanitized build, configure" cmake --preset fuzz && one "sanitized build" build build/fuzz &&
-    most build/fuzz
+  one "sanitized build, configure" cmake --preset asan && one "sanitized build" build build/asan &&
+    most build/asan
 }
 
 run_threads() {

@@ -27,10 +27,11 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-constexpr int64_t kHalfTile = kBitsTile / 2;
-constexpr int64_t kUnits = kBitsTile / kBitsUnit;
-constexpr int64_t kMaxGroups = 32;  // 1024 channels
-constexpr float kFixedOne = 32767.0f;
+// Targets without byte shuffles use none of these.
+[[maybe_unused]] constexpr int64_t kHalfTile = kBitsTile / 2;
+[[maybe_unused]] constexpr int64_t kUnits = kBitsTile / kBitsUnit;
+[[maybe_unused]] constexpr int64_t kMaxGroups = 32;  // 1024 channels
+[[maybe_unused]] constexpr float kFixedOne = 32767.0f;
 
 // One token after the other, in fp32: for tiles with magnitudes that are not finite, and where bytes cannot be
 // shuffled.
