@@ -1,0 +1,48 @@
+// Attention of a chunk of tokens behind a prompt that does not change, and its gradient.
+//
+// Keys and values of the prompt lie in a cache in fp32; those of the chunk are given. Rows [middle.begin, middle.end)
+// of the prompt are "old": their keys count multiplied by alpha per channel (LeanK), or not at all (the streaming
+// branch of DuoAttention). All other rows that a query sees count as they are, in one joint softmax:
+//   s(t, j) = scale * <q_t, a_j * k_j>,  a_j = alpha for old rows, 1 for others.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/threads.h"
+#include "kv/types.h"
+
+namespace longkv {
+
+struct ChunkAttention {
+  int kv_heads = 0;
+  int group = 0;  // query heads per KV head
+  int dim_k = 0;
+  int dim_v = 0;
+  float scale = 1.0f;
+  int64_t window = 0;              // tokens a query sees, its own included; 0 = all
+  std::vector<KvHeadView> prompt;  // [kv_heads], fp32 rows
+  RowRange middle;                 // of the prompt; empty: no old rows
+  const float* alpha = nullptr;    // [kv_heads][dim_k]; nullptr: 1
+  bool without_middle = false;     // old rows do not exist
+  int64_t tokens = 0;              // of the chunk
+  const float* q = nullptr;        // [tokens][kv_heads * group][dim_k], turned by RoPE
+  const float* k = nullptr;        // [tokens][kv_heads][dim_k]
+  const float* v = nullptr;        // [tokens][kv_heads][dim_v]
+};
+
+// out: [tokens][query heads][dim_v], lse: [tokens][query heads].
+void attend_chunk(const ChunkAttention& a, float* out, float* lse, ThreadPool& pool);
+
+struct ChunkAttentionGradient {
+  float* dq;      // [tokens][query heads][dim_k], set
+  float* dk;      // [tokens][kv_heads][dim_k], set
+  float* dv;      // [tokens][kv_heads][dim_v], set
+  float* dalpha;  // [kv_heads][dim_k], added to; nullptr: not wanted
+};
+
+// `out` and `lse` are those of attend_chunk, `dout` the gradient of `out`.
+void attend_chunk_backward(const ChunkAttention& a, const float* out, const float* lse, const float* dout,
+                           const ChunkAttentionGradient& gradient, ThreadPool& pool);
+
+}  // namespace longkv

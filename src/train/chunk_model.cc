@@ -1,0 +1,232 @@
+#include "train/chunk_model.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "ops/elementwise.h"
+#include "ops/norm.h"
+#include "train/products.h"
+
+namespace longkv {
+
+Result<std::unique_ptr<ChunkModel>> ChunkModel::create(std::shared_ptr<const LoadedModel> model, int64_t context,
+                                                       ThreadPool& pool) {
+  if (model->config().attn_softcap > 0.0f) {
+    return fail(Code::kUnsupported, "learning needs attention whose scores are not capped; {} caps them at {}",
+                model->config().family, model->config().attn_softcap);
+  }
+  return std::unique_ptr<ChunkModel>(new ChunkModel(std::move(model), context, pool));
+}
+
+ChunkModel::ChunkModel(std::shared_ptr<const LoadedModel> model, int64_t context, ThreadPool& pool)
+    : model_(std::move(model)),
+      pool_(pool),
+      matmul_(pool, ProductType::kF32),
+      rope_(model_->rope_for(context), context) {
+  if (config().rope_window) rope_window_ = RopeTable(*config().rope_window, context);
+}
+
+int64_t ChunkModel::values_per_layer(OldRows kind) const {
+  if (kind == OldRows::kDense) return 0;
+  return int64_t(config().kv_heads) * (kind == OldRows::kChannels ? config().head_dim_k : 1);
+}
+
+const RopeTable& ChunkModel::rope_of(int layer) const {
+  return config().rope_window && !learns(layer) ? rope_window_ : rope_;
+}
+
+void ChunkModel::product(const Weight& w, const float* x, int64_t tokens, float* y) {
+  input_.reset(x, tokens, w.cols);
+  matmul_.run(w, input_, y, w.rows);
+}
+
+// The transposed rotation: gradients before RoPE from those after it.
+void ChunkModel::unturn(int layer, float* x, int64_t tokens, int heads, int64_t first_position) {
+  const RopeTable& rope = rope_of(layer);
+  const int dim = config().head_dim_k;
+  const float magnitude = float(rope.magnitude());
+  pool_.run(tokens, [&](int64_t t, int) {
+    float* row = x + t * heads * dim;
+    turn_rows(rope, -double(first_position + t), row, heads, dim);
+    if (magnitude == 1.0f) return;
+    for (int h = 0; h < heads; ++h) {
+      for (int c = 0; c < rope.dim(); ++c) row[h * dim + c] *= magnitude;
+    }
+  });
+}
+
+ChunkAttention ChunkModel::attention_of(int layer, const KvCache& prompt, RowRange middle, OldRows kind,
+                                        const float* values, const LayerTape& tape, int64_t tokens) const {
+  const ModelConfig& c = config();
+  ChunkAttention a;
+  a.kv_heads = c.kv_heads;
+  a.group = c.heads / c.kv_heads;
+  a.dim_k = c.head_dim_k;
+  a.dim_v = c.head_dim_v;
+  a.scale = c.attn_scale;
+  a.window = c.window.empty() ? 0 : c.window[size_t(layer)];
+  for (int h = 0; h < c.kv_heads; ++h) a.prompt.push_back(prompt.view(layer, h));
+  if (learns(layer) && kind != OldRows::kDense) {
+    a.middle = middle;
+    a.without_middle = kind == OldRows::kGates;
+    if (kind == OldRows::kChannels) a.alpha = values + layer * values_per_layer(kind);
+  }
+  a.tokens = tokens;
+  a.q = tape.q.data();
+  a.k = tape.k.data();
+  a.v = tape.v.data();
+  return a;
+}
+
+Status ChunkModel::forward(const KvCache& prompt, RowRange middle, std::span<const int32_t> ids, OldRows kind,
+                           const float* values, const ChunkTape* teacher, ChunkTape& tape) {
+  const ModelConfig& c = config();
+  if (prompt.types() != KvTypes{KvType::kF32, KvType::kF32}) {
+    return fail(Code::kInvalidArgument, "learning reads a prompt's keys and values in f32; found {} and {}",
+                kv_type_name(prompt.types().k), kv_type_name(prompt.types().v));
+  }
+  const int64_t tokens = int64_t(ids.size()), first = prompt.tokens(0).v;
+  const ModelWeights& weights = model_->weights();
+  tape.tokens = tokens;
+  tape.layers.resize(size_t(c.layers));
+  std::vector<float> hidden(size_t(tokens * c.dim)), norm(hidden.size()), out(hidden.size()), mixed, product_of_gates;
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int32_t id = ids[size_t(t)];
+    if (id < 0 || id >= c.vocab)
+      return fail(Code::kInvalidArgument, "token id {} is outside the vocabulary of {}", id, c.vocab);
+    dequantize(weights.embedding.type, weights.embedding.row(id), hidden.data() + t * c.dim, c.dim);
+  }
+  if (c.embedding_scale != 1.0f) scale_in_place(hidden.data(), c.embedding_scale, tokens * c.dim, pool_);
+
+  for (int layer = 0; layer < c.layers; ++layer) {
+    const LayerWeights& l = weights.layers[size_t(layer)];
+    LayerTape& y = tape.layers[size_t(layer)];
+    y.x = hidden;
+    rms_norm(hidden.data(), c.dim, l.attn_norm.data(), c.norm_eps, tokens, c.dim, norm.data(), c.dim, pool_);
+    const auto project = [&](const Weight& w, const Vector& bias, std::vector<float>& to) {
+      to.resize(size_t(tokens * w.rows));
+      product(w, norm.data(), tokens, to.data());
+      if (!bias.empty()) add_bias(to.data(), bias.data(), tokens, w.rows, pool_);
+    };
+    project(l.q, l.q_bias, y.q);
+    project(l.k, l.k_bias, y.k);
+    project(l.v, l.v_bias, y.v);
+    const auto norm_heads = [&](const Vector& weight, std::vector<float>& x, std::vector<float>& raw, int heads) {
+      if (weight.empty()) return;
+      raw = x;
+      rms_norm(raw.data(), c.head_dim_k, weight.data(), c.norm_eps, tokens * heads, c.head_dim_k, x.data(),
+               c.head_dim_k, pool_);
+    };
+    norm_heads(l.q_norm, y.q, y.q_raw, c.heads);
+    norm_heads(l.k_norm, y.k, y.k_raw, c.kv_heads);
+    apply_rope(rope_of(layer), y.q.data(), tokens, c.heads, c.head_dim_k, first, pool_);
+    apply_rope(rope_of(layer), y.k.data(), tokens, c.kv_heads, c.head_dim_k, first, pool_);
+
+    const ChunkAttention a = attention_of(layer, prompt, middle, kind, values, y, tokens);
+    y.attended.resize(size_t(tokens * c.heads * c.head_dim_v));
+    y.lse.resize(size_t(tokens * c.heads));
+    attend_chunk(a, y.attended.data(), y.lse.data(), pool_);
+    const float* attended = y.attended.data();
+    if (kind == OldRows::kGates && learns(layer)) {
+      const float* gate = values + layer * values_per_layer(kind);
+      const float* full = teacher->layers[size_t(layer)].attended.data();
+      mixed.resize(y.attended.size());
+      const int64_t head_values = int64_t(a.group) * c.head_dim_v;
+      for (int64_t i = 0; i < int64_t(mixed.size()); ++i) {
+        const float g = gate[i / head_values % c.kv_heads];
+        mixed[size_t(i)] = g * full[i] + (1.0f - g) * attended[i];
+      }
+      attended = mixed.data();
+    }
+    const auto add_block = [&](const Vector& post_norm, std::vector<float>& raw) {
+      if (!post_norm.empty()) {
+        raw = out;
+        rms_norm(raw.data(), c.dim, post_norm.data(), c.norm_eps, tokens, c.dim, out.data(), c.dim, pool_);
+      }
+      add_in_place(hidden.data(), out.data(), tokens * c.dim, pool_);
+    };
+    product(l.o, attended, tokens, out.data());
+    if (!l.o_bias.empty()) add_bias(out.data(), l.o_bias.data(), tokens, c.dim, pool_);
+    add_block(l.post_attn_norm, y.projected);
+    y.mid = hidden;
+
+    rms_norm(hidden.data(), c.dim, l.ffn_norm.data(), c.norm_eps, tokens, c.dim, norm.data(), c.dim, pool_);
+    y.gate.resize(size_t(tokens * c.ff_dim));
+    y.up.resize(size_t(tokens * c.ff_dim));
+    product(l.gate, norm.data(), tokens, y.gate.data());
+    product(l.up, norm.data(), tokens, y.up.data());
+    product_of_gates = y.gate;
+    gate_mul(c.activation, product_of_gates.data(), y.up.data(), tokens * c.ff_dim, pool_);
+    product(l.down, product_of_gates.data(), tokens, out.data());
+    add_block(l.post_ffn_norm, y.down);
+  }
+  tape.last = hidden;
+  tape.final.resize(hidden.size());
+  rms_norm(hidden.data(), c.dim, weights.output_norm.data(), c.norm_eps, tokens, c.dim, tape.final.data(), c.dim,
+           pool_);
+  return {};
+}
+
+void ChunkModel::backward(const KvCache& prompt, RowRange middle, OldRows kind, const float* values,
+                          const ChunkTape* teacher, const ChunkTape& tape, const float* dfinal, float* dvalues) {
+  const ModelConfig& c = config();
+  const int64_t tokens = tape.tokens, first = prompt.tokens(0).v;
+  const ModelWeights& weights = model_->weights();
+  std::vector<float> dx(size_t(tokens * c.dim), 0.0f), dnorm(dx.size()), dblock(dx.size());
+  rms_norm_backward(tape.last.data(), weights.output_norm.data(), c.norm_eps, tokens, c.dim, dfinal, dx.data());
+
+  std::vector<float> dgate(size_t(tokens * c.ff_dim)), dup(dgate.size());
+  std::vector<float> dout(size_t(tokens * c.heads * c.head_dim_v));
+  std::vector<float> dq(size_t(tokens * c.heads * c.head_dim_k)), dk(size_t(tokens * c.kv_heads * c.head_dim_k));
+  std::vector<float> dv(size_t(tokens * c.kv_heads * c.head_dim_v)), raw;
+  const auto through_norm = [&](const Vector& post_norm, const std::vector<float>& before) -> const float* {
+    if (post_norm.empty()) return dx.data();
+    std::fill(dblock.begin(), dblock.end(), 0.0f);
+    rms_norm_backward(before.data(), post_norm.data(), c.norm_eps, tokens, c.dim, dx.data(), dblock.data());
+    return dblock.data();
+  };
+  for (int layer = c.layers - 1; layer >= 0; --layer) {
+    const LayerWeights& l = weights.layers[size_t(layer)];
+    const LayerTape& y = tape.layers[size_t(layer)];
+    std::fill(dup.begin(), dup.end(), 0.0f);
+    matmul_backward(l.down, through_norm(l.post_ffn_norm, y.down), tokens, dup.data(), pool_);
+    gate_mul_backward(c.activation, y.gate.data(), y.up.data(), tokens * c.ff_dim, dup.data(), dgate.data());
+    std::fill(dnorm.begin(), dnorm.end(), 0.0f);
+    matmul_backward(l.gate, dgate.data(), tokens, dnorm.data(), pool_);
+    matmul_backward(l.up, dup.data(), tokens, dnorm.data(), pool_);
+    rms_norm_backward(y.mid.data(), l.ffn_norm.data(), c.norm_eps, tokens, c.dim, dnorm.data(), dx.data());
+
+    std::fill(dout.begin(), dout.end(), 0.0f);
+    matmul_backward(l.o, through_norm(l.post_attn_norm, y.projected), tokens, dout.data(), pool_);
+    if (kind == OldRows::kGates && learns(layer)) {
+      const int64_t at = layer * values_per_layer(kind), head_values = int64_t(c.heads / c.kv_heads) * c.head_dim_v;
+      const float* full = teacher->layers[size_t(layer)].attended.data();
+      for (int64_t i = 0; i < int64_t(dout.size()); ++i) {
+        const int64_t h = i / head_values % c.kv_heads;
+        dvalues[at + h] += dout[size_t(i)] * (full[i] - y.attended[size_t(i)]);
+        dout[size_t(i)] *= 1.0f - values[at + h];
+      }
+    }
+    const ChunkAttention a = attention_of(layer, prompt, middle, kind, values, y, tokens);
+    float* dalpha = kind == OldRows::kChannels && learns(layer) ? dvalues + layer * values_per_layer(kind) : nullptr;
+    attend_chunk_backward(a, y.attended.data(), y.lse.data(), dout.data(), {dq.data(), dk.data(), dv.data(), dalpha},
+                          pool_);
+    const auto before_rope = [&](std::vector<float>& d, const Vector& weight, const std::vector<float>& x, int heads) {
+      unturn(layer, d.data(), tokens, heads, first);
+      if (weight.empty()) return;
+      raw.assign(d.size(), 0.0f);
+      rms_norm_backward(x.data(), weight.data(), c.norm_eps, tokens * heads, c.head_dim_k, d.data(), raw.data());
+      d.swap(raw);
+    };
+    before_rope(dq, l.q_norm, y.q_raw, c.heads);
+    before_rope(dk, l.k_norm, y.k_raw, c.kv_heads);
+    std::fill(dnorm.begin(), dnorm.end(), 0.0f);
+    matmul_backward(l.q, dq.data(), tokens, dnorm.data(), pool_);
+    matmul_backward(l.k, dk.data(), tokens, dnorm.data(), pool_);
+    matmul_backward(l.v, dv.data(), tokens, dnorm.data(), pool_);
+    rms_norm_backward(y.x.data(), l.attn_norm.data(), c.norm_eps, tokens, c.dim, dnorm.data(), dx.data());
+  }
+}
+
+}  // namespace longkv
