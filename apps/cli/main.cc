@@ -39,6 +39,7 @@ int main(int argc, char** argv) {
   add_plan(app, exit_code);
   add_search_prefill(app, exit_code);
   add_inspect(app, exit_code);
+  add_train(app, exit_code);
   add_tokenize(app, exit_code);
   add_version(app, exit_code);
   check_values_strictly(app);

@@ -58,6 +58,11 @@ class ChunkModel {
   void backward(const KvCache& prompt, RowRange middle, OldRows kind, const float* values, const ChunkTape* teacher,
                 const ChunkTape& tape, const float* dfinal, float* dvalues);
 
+  // A layer's attention as the teacher computed it, all rows counting as they are.
+  ChunkAttention dense_attention(int layer, const KvCache& prompt, const LayerTape& tape, int64_t tokens) const {
+    return attention_of(layer, prompt, {}, OldRows::kDense, nullptr, tape, tokens);
+  }
+
   const ModelConfig& config() const { return model_->config(); }
   // Values that `kind` learns per layer.
   int64_t values_per_layer(OldRows kind) const;

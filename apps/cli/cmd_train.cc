@@ -1,0 +1,175 @@
+// `longkv train leank` and `longkv train duo`: learn a channel mask or head gates for a model.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "commands.h"
+#include "common.h"
+#include "interrupt.h"
+#include "kv/mask/leank.h"
+#include "output.h"
+#include "tokenizer/tokenizer.h"
+#include "train/trainer.h"
+
+namespace longkv::cli {
+
+namespace {
+
+struct TrainCommand {
+  GlobalOptions global;
+  ModelOptions model;
+  TrainOptions train;
+  std::string output, checkpoint;
+  std::string shortest = "2K", longest = "8K", sink, window;
+  std::vector<std::string> data;
+  std::string allocation = "threshold";
+  bool binary = false;
+};
+
+// A line at most every second.
+std::function<void(const TrainProgress&)> progress_lines(bool channels) {
+  const auto begin = std::chrono::steady_clock::now();
+  auto last = std::make_shared<std::chrono::steady_clock::time_point>(begin);
+  auto first_step = std::make_shared<int64_t>(-1);
+  auto stage_begin = std::make_shared<std::chrono::steady_clock::time_point>(begin);
+  auto stage = std::make_shared<int>(0);
+  return [=](const TrainProgress& p) {
+    const auto now = std::chrono::steady_clock::now();
+    if (*stage != p.stage) {
+      *stage = p.stage;
+      *first_step = p.step - 1;
+      *stage_begin = now;
+    }
+    if (p.step < p.steps && now - *last < std::chrono::seconds(1)) return;
+    *last = now;
+    const double spent = std::chrono::duration<double>(now - *stage_begin).count();
+    const double each = p.step - *first_step > 1 ? spent / double(p.step - *first_step - 1) : 0.0;
+    log_info("stage {} step {}/{}: loss {:.5f}, {} {:.1f}%, {:.0f} s left in this stage ({})", p.stage, p.step, p.steps,
+             p.loss, channels ? (p.stage == 1 ? "mean scale" : "channels kept") : "mean gate", 100 * p.share,
+             each * double(p.steps - p.step), p.kind);
+  };
+}
+
+std::string gates_table(const std::vector<float>& gates, int layers, int kv_heads) {
+  std::string text;
+  for (int layer = 0; layer < layers; ++layer) {
+    for (int h = 0; h < kv_heads; ++h) {
+      text += fmt::format("{}{:.6f}", h == 0 ? "" : "\t", gates[size_t(layer * kv_heads + h)]);
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+Status train(const TrainCommand& command, OldRows kind) {
+  TrainOptions o = command.train;
+  o.kind = kind;
+  LONGKV_TRY(apply_global_options(command.global));
+  LONGKV_ASSIGN(o.shortest, parse_size(command.shortest, "--shortest"));
+  LONGKV_ASSIGN(o.longest, parse_size(command.longest, "--longest"));
+  LONGKV_ASSIGN(o.sink, parse_size(command.sink, "--sink"));
+  LONGKV_ASSIGN(o.window, parse_size(command.window, "--window"));
+  o.by_bytes = command.allocation == "bytes";
+  o.keep_scales = !command.binary;
+  for (const std::string& path : command.data) {
+    LONGKV_ASSIGN(std::string text, read_text_file(path));
+    o.lessons.texts.push_back(std::move(text));
+  }
+  // That the result can be written is known before hours of work.
+  LONGKV_ASSIGN(AtomicFile output, AtomicFile::create(command.output));
+  ModelOptions model = command.model;
+  model.context = fmt::format("{}", o.longest + o.lessons.max_chunk);
+  LONGKV_ASSIGN(const Opened opened, open_model(model));
+  LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
+  LONGKV_ASSIGN(const std::unique_ptr<Trainer> trainer, Trainer::create(opened.model, tokenizer, o, *opened.pool));
+  const std::string checkpoint = command.checkpoint.empty() ? command.output + ".checkpoint" : command.checkpoint;
+  const bool channels = kind == OldRows::kChannels;
+  log_info(
+      "train: documents of {} to {} tokens, {} questions each; first {} and last {} rows stay whole; stage 1 {} "
+      "steps at rate {}, lambda {}{}",
+      o.shortest, o.longest, o.lessons.questions, o.sink, o.window, o.steps, o.rate, o.lambda,
+      channels ? fmt::format("; stage 2 {} steps at rate {}, {:.0f}% of channels dropped, multiples of {}",
+                             o.refine_steps, o.refine_rate, 100 * o.ratio, o.align)
+               : "");
+  LONGKV_ASSIGN(const TrainResult result, trainer->run(checkpoint, progress_lines(channels), install_interrupt_flag()));
+  const ModelConfig& c = opened.model->config();
+  nlohmann::ordered_json row;
+  row["model"] = c.name;
+  row["held_out_loss_before_last_stage"] = result.held_out_start;
+  row["held_out_loss"] = result.held_out;
+  if (channels) {
+    LONGKV_TRY(save_leank(command.output, c.kv_shape(), result.values, o.sink, o.window, c.name));
+    row["channels_kept"] = share_kept(trainer->shape(), result.counts);
+    row["bytes_of_old_rows_kept"] = share_of_bytes(trainer->shape(), result.counts);
+    row["heads_without_channels"] = std::count(result.counts.begin(), result.counts.end(), 0) -
+                                    (trainer->shape().heads() - trainer->shape().learned_heads());
+  } else {
+    const std::string table = gates_table(result.values, c.layers, c.kv_heads);
+    LONGKV_TRY(output.write({reinterpret_cast<const uint8_t*>(table.data()), table.size()}));
+    LONGKV_TRY(output.commit());
+  }
+  std::error_code ignored;
+  std::filesystem::remove(checkpoint, ignored);
+  row["output"] = command.output;
+  if (command.global.json) return print(row.dump() + "\n");
+  std::string text;
+  for (const auto& [key, value] : row.items()) text += fmt::format("{}: {}\n", key, value.dump());
+  return print(text);
+}
+
+void add_kind(CLI::App& parent, int& exit_code, OldRows kind, const char* name, const char* what, const char* output) {
+  auto o = std::make_shared<TrainCommand>();
+  CLI::App* command = parent.add_subcommand(name, what);
+  add_global_options(*command, o->global);
+  add_model_options(*command, o->model, /*with_recipe=*/false);
+  TrainOptions& t = o->train;
+  const bool channels = kind == OldRows::kChannels;
+  o->sink = channels ? "128" : "64";
+  o->window = channels ? "768" : "256";
+  if (!channels) t.lambda = 0.05;
+  command->add_option("-o,--output", o->output, output)->required();
+  command->add_option("--data", o->data, "Texts to learn from beside the generated ones");
+  command->add_option("--shortest", o->shortest, "Tokens of the shortest documents")->capture_default_str();
+  command->add_option("--longest", o->longest, "Tokens of the longest")->capture_default_str();
+  command->add_option("--questions", t.lessons.questions, "Questions, one step each, for a document")
+      ->capture_default_str();
+  command->add_option("--sink", o->sink, "First rows that stay whole, as in the recipe")->capture_default_str();
+  command->add_option("--window", o->window, "Last rows that stay whole, as in the recipe")->capture_default_str();
+  command->add_option("--steps", t.steps, "Steps of the first stage (published: 2000)")->capture_default_str();
+  command->add_option("--rate", t.rate, "Adam's rate in it")->capture_default_str();
+  command->add_option("--lambda", t.lambda, "Pressure on the values, relative to the loss")->capture_default_str();
+  if (channels) {
+    command->add_option("--ratio", t.ratio, "Share of K channels to drop")->capture_default_str();
+    command->add_option("--align", t.align, "Channels are kept in multiples of this")->capture_default_str();
+    command->add_option("--refine-steps", t.refine_steps, "Steps under the mask (published: 200)")
+        ->capture_default_str();
+    command->add_option("--refine-rate", t.refine_rate, "Adam's rate in them")->capture_default_str();
+    command->add_option("--allocation", o->allocation, "threshold: LeanK's; bytes: least loss for the bytes of K and V")
+        ->check(CLI::IsMember({"threshold", "bytes"}))
+        ->capture_default_str();
+    command->add_flag("--binary", o->binary, "Write 1 for kept channels instead of their learned scale");
+  }
+  command->add_option("--held-out", t.held_out, "Questions that decide what is written")->capture_default_str();
+  command->add_option("--seed", t.lessons.seed, "Of the generated texts")->capture_default_str();
+  command->add_option("--checkpoint", o->checkpoint, "Where a stopped run goes on from (default: OUTPUT.checkpoint)");
+  command->callback([o, kind, &exit_code] { exit_code = report(train(*o, kind)); });
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, int& exit_code) {
+  CLI::App* command = app.add_subcommand("train", "Learn what the recipes leank and duo need for a model");
+  command->require_subcommand(1);
+  add_kind(*command, exit_code, OldRows::kChannels, "leank", "Learn which K channels old rows can do without",
+           "Mask to write; use it as --kv leank:mask=FILE");
+  add_kind(*command, exit_code, OldRows::kGates, "duo", "Learn which heads need old rows",
+           "Gates to write (TSV); use them as --kv duo:gates=FILE");
+}
+
+}  // namespace longkv::cli

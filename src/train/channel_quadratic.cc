@@ -1,0 +1,103 @@
+#include "train/channel_quadratic.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kv/layout.h"
+#include "train/gemm.h"
+
+namespace longkv {
+
+namespace {
+
+constexpr int64_t kTile = 256;
+
+// C of one row and query head, [dim_k][dim_v].
+std::vector<float> channel_outputs(const ChunkAttention& a, RowRange middle, int head, const float* q, float lse,
+                                   const float* out) {
+  const KvHeadView& view = a.prompt[size_t(head)];
+  const float* k = reinterpret_cast<const float*>(view.k);
+  const float* v = reinterpret_cast<const float*>(view.v);
+  const int64_t k_stride = view.k_stride / int64_t(sizeof(float)), v_stride = view.v_stride / int64_t(sizeof(float));
+  std::vector<float> c(size_t(a.dim_k) * size_t(a.dim_v), 0.0f), weighted(size_t(a.dim_k * kTile));
+  std::vector<double> mean(size_t(a.dim_k), 0.0);
+  for (int64_t row = middle.begin; row < middle.end; row += kTile) {
+    const int64_t n = std::min(kTile, middle.end - row);
+    transpose(k + row * k_stride, n, a.dim_k, k_stride, weighted.data(), kTile);
+    float p[kTile];
+    std::fill_n(p, n, 0.0f);
+    for (int64_t i = 0; i < a.dim_k; ++i) {
+      for (int64_t j = 0; j < n; ++j) p[j] += a.scale * q[i] * weighted[size_t(i * kTile + j)];
+    }
+    for (int64_t j = 0; j < n; ++j) p[j] = std::exp(std::min(p[j] - lse, 0.0f));
+    for (int64_t i = 0; i < a.dim_k; ++i) {
+      double sum = 0;
+      for (int64_t j = 0; j < n; ++j) {
+        float& w = weighted[size_t(i * kTile + j)];
+        w *= p[j];
+        sum += w;
+      }
+      mean[size_t(i)] += sum;
+    }
+    gemm_add(a.dim_k, a.dim_v, n, weighted.data(), kTile, v + row * v_stride, v_stride, c.data(), a.dim_v);
+  }
+  for (int64_t i = 0; i < a.dim_k; ++i) {
+    for (int64_t j = 0; j < a.dim_v; ++j) c[size_t(i * a.dim_v + j)] -= float(mean[size_t(i)]) * out[j];
+  }
+  return c;
+}
+
+}  // namespace
+
+void add_channel_quadratic(const ChunkAttention& a, RowRange middle, const float* out, const float* lse,
+                           const Weight& wo, const std::vector<int64_t>& rows, double* h, ThreadPool& pool) {
+  // Wo of a KV head's query heads, transposed: [group * dim_v][dim].
+  const int64_t dim = wo.rows, width = int64_t(a.group) * a.dim_v;
+  std::vector<float> weights(size_t(wo.rows * wo.cols));
+  for (int64_t r = 0; r < dim; ++r) dequantize(wo.type, wo.row(r), weights.data() + r * wo.cols, wo.cols);
+  std::vector<float> flipped(weights.size());
+  transpose(weights.data(), dim, wo.cols, wo.cols, flipped.data(), dim);
+  pool.run(a.kv_heads, [&](int64_t head, int) {
+    std::vector<float> z(size_t(a.dim_k) * size_t(dim)), zt(z.size()), product(size_t(a.dim_k) * size_t(a.dim_k));
+    for (int64_t t : rows) {
+      std::fill(z.begin(), z.end(), 0.0f);
+      for (int64_t g = 0; g < a.group; ++g) {
+        const int64_t at = (t * a.kv_heads + head) * a.group + g;
+        const float* q = a.q + at * a.dim_k;
+        std::vector<float> c = channel_outputs(a, middle, int(head), q, lse[at], out + at * a.dim_v);
+        for (int64_t i = 0; i < a.dim_k; ++i) {
+          for (int64_t j = 0; j < a.dim_v; ++j) c[size_t(i * a.dim_v + j)] *= a.scale * q[i];
+        }
+        gemm_add(a.dim_k, dim, a.dim_v, c.data(), a.dim_v, flipped.data() + (head * width + g * a.dim_v) * dim, dim,
+                 z.data(), dim);
+      }
+      transpose(z.data(), a.dim_k, dim, dim, zt.data(), a.dim_k);
+      std::fill(product.begin(), product.end(), 0.0f);
+      gemm_add(a.dim_k, a.dim_k, dim, z.data(), dim, zt.data(), a.dim_k, product.data(), a.dim_k);
+      double* to = h + head * a.dim_k * a.dim_k;
+      for (size_t i = 0; i < product.size(); ++i) to[i] += product[i];
+    }
+  });
+}
+
+void eliminate_channels(const double* h, int64_t dim_k, int64_t align, double* loss, std::vector<int>& order) {
+  std::vector<bool> dropped(size_t(dim_k), false);
+  std::vector<double> rise(static_cast<size_t>(dim_k));  // of dropping a channel next
+  for (int64_t c = 0; c < dim_k; ++c) rise[size_t(c)] = h[c * dim_k + c];
+  order.clear();
+  double sum = 0;
+  loss[dim_k / align] = 0;
+  for (int64_t left = dim_k - 1; left >= 0; --left) {
+    int64_t best = -1;
+    for (int64_t c = 0; c < dim_k; ++c) {
+      if (!dropped[size_t(c)] && (best < 0 || rise[size_t(c)] < rise[size_t(best)])) best = c;
+    }
+    dropped[size_t(best)] = true;
+    order.push_back(int(best));
+    sum += rise[size_t(best)];
+    for (int64_t c = 0; c < dim_k; ++c) rise[size_t(c)] += h[c * dim_k + best] + h[best * dim_k + c];
+    if (left % align == 0) loss[left / align] = std::max(sum, 0.0);
+  }
+}
+
+}  // namespace longkv

@@ -1,0 +1,125 @@
+// Learns LeanK's channel scales (arXiv 2508.02215) or DuoAttention's head gates (arXiv 2410.10819) from documents and
+// questions about them, by the exact gradient of what the model's final hidden states lose on the answers.
+//
+// A document is read once with full attention; its keys and values stay as they are and serve all its questions. For
+// every question: the teacher's rows (dense), the student's (old rows masked), and
+//   loss = mean over answer rows of |h_teacher - h_student|^2 / mean |h_teacher|^2 + lambda * mean |value|.
+// The division makes lambda mean the same for models of any scale; the published loss divides by the width instead.
+// Adam with beta 0.9 and 0.999, fp32 state, values clamped to [0, 1]; the rate rises over the first fifth of a stage
+// from a tenth and falls back over the last.
+//
+// Channels have a second stage without lambda: at every step the mask is made anew from alpha (or from frozen counts),
+// the student sees alpha where the mask keeps a channel and 0 elsewhere, and the gradient goes to every alpha as if the
+// mask were not there, so that channels can swap.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/session.h"
+#include "train/channel_counts.h"
+#include "train/chunk_model.h"
+#include "train/lessons.h"
+
+namespace longkv {
+
+struct TrainOptions {
+  OldRows kind = OldRows::kChannels;
+  int64_t sink = 128, window = 768;         // as the recipe that will use the result
+  int64_t shortest = 2048, longest = 8192;  // tokens of documents
+  int64_t lengths = 200;                    // evenly spaced between them, in drawn order
+  int64_t steps = 400, refine_steps = 100;
+  double rate = 0.02, refine_rate = 0.01;
+  double lambda = 0.02;
+  double ratio = 0.7;       // channels dropped
+  int64_t align = 16;       // channels are kept in multiples of this
+  bool by_bytes = false;    // counts by loss over bytes of K and V, frozen; else LeanK's threshold at every step
+  bool keep_scales = true;  // write alpha of kept channels; else 1
+  int64_t held_out = 8;     // questions that judge what is written
+  LessonOptions lessons;
+};
+
+// What goes on, for a progress line.
+struct TrainProgress {
+  int stage = 1;  // 1, 2
+  int64_t step = 0, steps = 0;
+  double loss = 0;   // without lambda's part, mean of the last steps
+  double share = 1;  // of channels or gates kept
+  std::string kind;  // of the lesson
+};
+
+struct TrainResult {
+  std::vector<float> values;  // [layers][kv_heads][dim_k] or [layers][kv_heads]
+  ChannelCounts counts;       // channels only
+  double held_out_start = 0;  // loss on questions that nothing was learned from, before the last stage and as written
+  double held_out = 0;
+};
+
+class Trainer {
+ public:
+  // Errors: kInvalidArgument (options), kUnsupported (nothing in the model can be learned), kOutOfMemory.
+  static Result<std::unique_ptr<Trainer>> create(std::shared_ptr<const LoadedModel> model, const Tokenizer& tokenizer,
+                                                 const TrainOptions& options, ThreadPool& pool);
+
+  // Runs to the end, or until `cancel`. With `checkpoint`, the state is written there at least once a minute and before
+  // returning, and read from there at the start when the file exists.
+  // Errors: kCancelled (the checkpoint holds the state), kInternal (the loss is no number; the last good state stays in
+  // the checkpoint), kCorrupt or kInvalidArgument (a checkpoint that is damaged or belongs to other options), kIo.
+  Result<TrainResult> run(const std::string& checkpoint, const std::function<void(const TrainProgress&)>& progress,
+                          const std::atomic<bool>* cancel);
+
+  const MaskShape& shape() const { return shape_; }
+
+ private:
+  struct State {
+    int stage = 1;
+    int64_t step = 0;                          // of the stage
+    std::vector<float> values, first, second;  // Adam's moments
+    ChannelCounts frozen;                      // by_bytes
+    double held_out_start = 0;
+    double best = 0;  // held-out loss of `best_values`; 0: none yet
+    std::vector<float> best_values;
+  };
+
+  Trainer(std::shared_ptr<const LoadedModel> model, const Tokenizer& tokenizer, const TrainOptions& options,
+          ThreadPool& pool);
+  // A document as it was read, and what is asked about it.
+  struct Reading {
+    std::unique_ptr<Session> session;
+    Lesson lesson;
+    int64_t index = -1;  // of the lesson; -1: none
+  };
+
+  Result<Reading> new_reading() const;
+  Status read(Reading& reading, const LessonOptions& options, int64_t index, int64_t tokens);
+  Result<double> question_loss(const Reading& reading, const Question& question, const std::vector<float>& values,
+                               std::vector<float>* gradient);
+  Status run_stage(const std::string& checkpoint, const std::function<void(const TrainProgress&)>& progress,
+                   const std::atomic<bool>* cancel);
+  Status judge();
+  std::vector<float> effective(const std::vector<float>& values, ChannelCounts* counts) const;
+  void adam(const std::vector<float>& gradient, double rate);
+  Result<std::vector<double>> channel_losses(const std::atomic<bool>* cancel);
+  RowRange middle_of(int64_t document) const;
+  int64_t length_of(int64_t document) const;
+  std::string description() const;
+  Status save(const std::string& path) const;
+  Status load(const std::string& path);
+
+  std::shared_ptr<const LoadedModel> model_;
+  const Tokenizer& tokenizer_;
+  TrainOptions options_;
+  ThreadPool& pool_;
+  MaskShape shape_;
+  std::unique_ptr<ChunkModel> chunks_;
+  std::vector<Reading> readings_;  // one of each kind of lesson: their questions take turns
+  std::vector<Reading> held_out_;  // the same, of documents that nothing is learned from
+  ChunkTape teacher_, student_;
+  State state_;
+};
+
+}  // namespace longkv

@@ -1,0 +1,133 @@
+// Learning end to end on a tiny model: same seed same mask, a stopped run goes on where it was, and what is learned
+// loses less than chance.
+#include "train/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "support/paths.h"
+
+namespace longkv {
+namespace {
+
+TrainOptions small_options() {
+  TrainOptions o;
+  o.sink = 32;
+  o.window = 128;
+  o.shortest = 448;
+  o.longest = 640;
+  o.lengths = 3;
+  o.steps = 2;
+  o.refine_steps = 2;
+  o.lessons.questions = 2;
+  o.held_out = 1;
+  return o;
+}
+
+struct Scene {
+  ThreadPool pool;
+  std::shared_ptr<const LoadedModel> model;
+  Tokenizer tokenizer;
+  explicit Scene(int threads)
+      : pool(threads),
+        model(*LoadedModel::load(test::repo_model("needle-10m-128k-f16.gguf"))),
+        tokenizer(*Tokenizer::from_metadata(model->file().metadata())) {}
+  std::unique_ptr<Trainer> trainer(const TrainOptions& o) {
+    auto t = Trainer::create(model, tokenizer, o, pool);
+    EXPECT_TRUE(t.ok()) << t.status().message();
+    return std::move(t).value();
+  }
+};
+
+TEST(Trainer, TheSameSeedLearnsTheSameMaskOnAnyThreads) {
+  Scene one(1), two(2);
+  const auto a = one.trainer(small_options())->run("", {}, nullptr);
+  const auto b = two.trainer(small_options())->run("", {}, nullptr);
+  ASSERT_TRUE(a.ok() && b.ok());
+  EXPECT_EQ(a->values, b->values);
+  EXPECT_EQ(a->counts, b->counts);
+}
+
+TEST(Trainer, AStoppedRunGoesOnWhereItWas) {
+  Scene scene(2);
+  const auto whole = scene.trainer(small_options())->run("", {}, nullptr);
+  ASSERT_TRUE(whole.ok());
+  for (int64_t stop_at : {1, 3}) {
+    const std::string checkpoint = test::temp_path("train" + std::to_string(stop_at));
+    std::atomic<bool> cancel = false;
+    int64_t steps = 0;
+    const auto stopped = scene.trainer(small_options())
+                             ->run(
+                                 checkpoint, [&](const TrainProgress&) { cancel = ++steps >= stop_at; }, &cancel);
+    ASSERT_EQ(stopped.status().code(), Code::kCancelled);
+    const auto resumed = scene.trainer(small_options())->run(checkpoint, {}, nullptr);
+    ASSERT_TRUE(resumed.ok()) << resumed.status().message();
+    EXPECT_EQ(resumed->values, whole->values) << stop_at;
+    // Another run's state is not taken for one's own, and a damaged one not for a good one.
+    TrainOptions other = small_options();
+    other.lambda = 0.5;
+    EXPECT_EQ(scene.trainer(other)->run(checkpoint, {}, nullptr).status().code(), Code::kInvalidArgument);
+    std::filesystem::resize_file(checkpoint, std::filesystem::file_size(checkpoint) / 2);
+    EXPECT_FALSE(scene.trainer(small_options())->run(checkpoint, {}, nullptr).ok());
+  }
+}
+
+TEST(Trainer, LearnedChannelsLoseLessThanTheFirstOnes) {
+  Scene scene(2);
+  TrainOptions o = small_options();
+  o.steps = 9;
+  o.refine_steps = 6;
+  o.lessons.questions = 4;
+  const auto learned = scene.trainer(o)->run("", {}, nullptr);
+  ASSERT_TRUE(learned.ok()) << learned.status().message();
+  o.steps = o.refine_steps = 0;  // the quadratic's order alone
+  o.by_bytes = true;
+  const auto one_shot = scene.trainer(o)->run("", {}, nullptr);
+  ASSERT_TRUE(one_shot.ok()) << one_shot.status().message();
+  EXPECT_LE(learned->held_out, learned->held_out_start);
+  EXPECT_LT(learned->held_out, 0.1);
+  EXPECT_LT(one_shot->held_out, 0.1);
+  EXPECT_GT(one_shot->held_out, 0.0);
+}
+
+TEST(Trainer, RefusesWhatCannotBeLearned) {
+  Scene scene(1);
+  const auto code = [&](const TrainOptions& o) {
+    return Trainer::create(scene.model, scene.tokenizer, o, scene.pool).status().code();
+  };
+  TrainOptions o = small_options();
+  o.shortest = 100;
+  EXPECT_EQ(code(o), Code::kInvalidArgument);
+  o = small_options();
+  o.align = 7;
+  EXPECT_EQ(code(o), Code::kInvalidArgument);
+  o = small_options();
+  o.ratio = 1.0;
+  EXPECT_EQ(code(o), Code::kInvalidArgument);
+  o = small_options();
+  o.rate = NAN;
+  EXPECT_EQ(code(o), Code::kInvalidArgument);
+}
+
+TEST(Trainer, GatesFallWhereOldRowsDoNotMatter) {
+  Scene scene(2);
+  TrainOptions o = small_options();
+  o.kind = OldRows::kGates;
+  o.steps = 12;
+  o.lambda = 0.05;
+  o.rate = 0.05;
+  const auto gates = scene.trainer(o)->run("", {}, nullptr);
+  ASSERT_TRUE(gates.ok()) << gates.status().message();
+  ASSERT_EQ(gates->values.size(), 12u);
+  float low = 1, high = 0;
+  for (float g : gates->values) low = std::min(low, g), high = std::max(high, g);
+  EXPECT_LT(low, 0.9f);
+  EXPECT_GT(high, low);
+}
+
+}  // namespace
+}  // namespace longkv
