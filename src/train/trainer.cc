@@ -115,9 +115,11 @@ Status Trainer::read(Reading& reading, const LessonOptions& options, int64_t ind
     LONGKV_ASSIGN(reading, new_reading());
   }
   reading.index = -1;
+  reading.teacher.clear();
   LONGKV_ASSIGN(reading.lesson, make_lesson(tokenizer_, options, uint64_t(index), tokens));
   LONGKV_TRY(reading.session->truncate(0));
   LONGKV_TRY(reading.session->prefill(reading.lesson.document));
+  reading.teacher.resize(reading.lesson.questions.size());
   reading.index = index;
   return {};
 }
@@ -135,18 +137,23 @@ std::vector<float> Trainer::effective(const std::vector<float>& values, ChannelC
   return out;
 }
 
-Result<double> Trainer::question_loss(const Reading& reading, const Question& question,
-                                      const std::vector<float>& values, std::vector<float>* gradient) {
+Result<double> Trainer::question_loss(Reading& reading, size_t asked, const std::vector<float>& values,
+                                      std::vector<float>* gradient) {
+  const Question& question = reading.lesson.questions[asked];
   const KvCache& cache = reading.session->kv().cache();
   const RowRange middle = middle_of(reading.session->tokens());
-  LONGKV_TRY(chunks_->forward(cache, middle, question.ids, OldRows::kDense, nullptr, nullptr, teacher_));
+  std::vector<float>& teacher = reading.teacher[asked];
+  if (teacher.empty() || options_.kind == OldRows::kGates) {
+    LONGKV_TRY(chunks_->forward(cache, middle, question.ids, OldRows::kDense, nullptr, nullptr, teacher_));
+    teacher = teacher_.final;
+  }
   LONGKV_TRY(chunks_->forward(cache, middle, question.ids, options_.kind, values.data(), &teacher_, student_));
   const int64_t dim = model_->config().dim, end = int64_t(question.ids.size()) - 1;
   std::vector<float> d(student_.final.size(), 0.0f);
   double squares = 0, lost = 0;
   for (int64_t i = question.loss_from * dim; i < end * dim; ++i) {
-    const double teacher = teacher_.final[size_t(i)], away = double(student_.final[size_t(i)]) - teacher;
-    squares += teacher * teacher;
+    const double wanted = teacher[size_t(i)], away = double(student_.final[size_t(i)]) - wanted;
+    squares += wanted * wanted;
     lost += away * away;
     d[size_t(i)] = float(away);
   }
@@ -185,8 +192,8 @@ Status Trainer::judge() {
     Reading& reading = held_out_[kind];
     LONGKV_TRY(read(reading, options, kHeldOutIndex + int64_t(kind), options_.longest));
     const double share = 1.0 / double(held_out_.size() * reading.lesson.questions.size());
-    for (const Question& q : reading.lesson.questions) {
-      LONGKV_ASSIGN(const double loss, question_loss(reading, q, values, nullptr));
+    for (size_t asked = 0; asked < reading.lesson.questions.size(); ++asked) {
+      LONGKV_ASSIGN(const double loss, question_loss(reading, asked, values, nullptr));
       sum += loss * share;
     }
   }
@@ -267,10 +274,9 @@ Status Trainer::run_stage(const std::string& checkpoint, const std::function<voi
     const int64_t document = round / options_.lessons.questions * kinds + kind;
     LONGKV_TRY(read(reading, options_.lessons, document, length_of(document)));
     const auto asked = size_t(round % options_.lessons.questions) % reading.lesson.questions.size();
-    const Question& question = reading.lesson.questions[asked];
     ChannelCounts counts;
     const std::vector<float> values = effective(state_.values, &counts);
-    const Result<double> loss = question_loss(reading, question, values, &gradient);
+    const Result<double> loss = question_loss(reading, asked, values, &gradient);
     if (!loss.ok()) {
       if (!checkpoint.empty()) LONGKV_TRY(save(checkpoint));
       return loss.status();

@@ -92,11 +92,13 @@ class Trainer {
     std::unique_ptr<Session> session;
     Lesson lesson;
     int64_t index = -1;  // of the lesson; -1: none
+    // The teacher's final rows by question, [tokens][dim], recorded when first wanted. Gates need all of its tape.
+    std::vector<std::vector<float>> teacher;
   };
 
   Result<Reading> new_reading() const;
   Status read(Reading& reading, const LessonOptions& options, int64_t index, int64_t tokens);
-  Result<double> question_loss(const Reading& reading, const Question& question, const std::vector<float>& values,
+  Result<double> question_loss(Reading& reading, size_t question, const std::vector<float>& values,
                                std::vector<float>* gradient);
   Status run_stage(const std::string& checkpoint, const std::function<void(const TrainProgress&)>& progress,
                    const std::atomic<bool>* cancel);
