@@ -28,7 +28,7 @@ struct TrainCommand {
   std::string output, checkpoint;
   std::string shortest = "2K", longest = "8K", sink, window;
   std::vector<std::string> data;
-  std::string allocation = "threshold";
+  std::string allocation = "bytes";
   bool binary = false;
 };
 
@@ -132,7 +132,7 @@ void add_kind(CLI::App& parent, int& exit_code, OldRows kind, const char* name, 
   const bool channels = kind == OldRows::kChannels;
   o->sink = channels ? "128" : "64";
   o->window = channels ? "768" : "256";
-  if (!channels) t.lambda = 0.05;
+  if (!channels) t.lambda = 0.05, t.steps = 300;
   command->add_option("-o,--output", o->output, output)->required();
   command->add_option("--data", o->data, "Texts to learn from beside the generated ones");
   command->add_option("--shortest", o->shortest, "Tokens of the shortest documents")->capture_default_str();
@@ -141,7 +141,7 @@ void add_kind(CLI::App& parent, int& exit_code, OldRows kind, const char* name, 
       ->capture_default_str();
   command->add_option("--sink", o->sink, "First rows that stay whole, as in the recipe")->capture_default_str();
   command->add_option("--window", o->window, "Last rows that stay whole, as in the recipe")->capture_default_str();
-  command->add_option("--steps", t.steps, "Steps of the first stage (published: 2000)")->capture_default_str();
+  command->add_option("--steps", t.steps, "Steps that learn from 1 (published: 2000)")->capture_default_str();
   command->add_option("--rate", t.rate, "Adam's rate in it")->capture_default_str();
   command->add_option("--lambda", t.lambda, "Pressure on the values, relative to the loss")->capture_default_str();
   if (channels) {

@@ -36,6 +36,9 @@ Status check_options(const TrainOptions& o) {
   if (o.steps < 0 || o.refine_steps < 0) return fail(Code::kInvalidArgument, "steps must not be negative");
   if (o.sink < 0 || o.window < 0) return fail(Code::kInvalidArgument, "sink and window must not be negative");
   if (!(o.ratio >= 0 && o.ratio < 1)) return fail(Code::kInvalidArgument, "ratio must be in [0, 1); found {}", o.ratio);
+  if (o.kind == OldRows::kChannels && o.steps == 0 && !o.by_bytes) {
+    return fail(Code::kInvalidArgument, "allocation by threshold needs scales that a first stage has learned: steps=0");
+  }
   if (!(o.rate > 0 && o.refine_rate > 0 && o.lambda >= 0)) {
     return fail(Code::kInvalidArgument, "rates must be positive and lambda not negative");
   }
@@ -206,7 +209,8 @@ Status Trainer::judge() {
 }
 
 // By head, what keeping i * align channels loses: [heads][dim_k / align + 1].
-Result<std::vector<double>> Trainer::channel_losses(const std::atomic<bool>* cancel) {
+Result<std::vector<double>> Trainer::channel_losses(std::vector<std::vector<int>>& orders,
+                                                    const std::atomic<bool>* cancel) {
   const ModelConfig& c = model_->config();
   const int64_t square = int64_t(c.head_dim_k) * c.head_dim_k, levels = c.head_dim_k / options_.align + 1;
   std::vector<double> h(size_t(shape_.heads() * square), 0.0);
@@ -240,17 +244,27 @@ Result<std::vector<double>> Trainer::channel_losses(const std::atomic<bool>* can
     }
   }
   std::vector<double> losses(size_t(shape_.heads() * levels), 0.0);
-  std::vector<int> order;
+  orders.assign(size_t(shape_.heads()), {});
   for (int64_t head = 0; head < shape_.heads(); ++head) {
     if (!shape_.head_learns(head)) continue;
-    eliminate_channels(h.data() + head * square, c.head_dim_k, options_.align, losses.data() + head * levels, order);
-    // Without a first stage there is no alpha that ranks channels; the order of elimination does.
-    if (options_.steps > 0) continue;
-    for (size_t i = 0; i < order.size(); ++i) {
-      state_.values[size_t(head * c.head_dim_k + order[i])] = float(1.0 - 1e-4 * double(order.size() - i));
-    }
+    eliminate_channels(h.data() + head * square, c.head_dim_k, options_.align, losses.data() + head * levels,
+                       orders[size_t(head)]);
   }
   return losses;
+}
+
+// Scales that rank channels as elimination did: kept ones whole, dropped ones below by their order, far enough apart
+// that single steps of refinement do not reshuffle them.
+void Trainer::rank_channels(const std::vector<std::vector<int>>& orders, const ChannelCounts& counts) {
+  constexpr float kHighestDropped = 0.75f;
+  for (int64_t head = 0; head < shape_.heads(); ++head) {
+    const std::vector<int>& order = orders[size_t(head)];
+    const auto dropped = int64_t(order.size()) - counts[size_t(head)];
+    for (int64_t i = 0; i < int64_t(order.size()); ++i) {
+      state_.values[size_t(head * shape_.dim_k + order[size_t(i)])] =
+          i < dropped ? kHighestDropped * float(i + 1) / float(dropped) : 1.0f;
+    }
+  }
 }
 
 Status Trainer::run_stage(const std::string& checkpoint, const std::function<void(const TrainProgress&)>& progress,
@@ -327,12 +341,14 @@ Result<TrainResult> Trainer::run(const std::string& checkpoint,
   if (state_.stage == 1) {
     LONGKV_TRY(run_stage(checkpoint, progress, cancel));
     if (options_.kind == OldRows::kChannels) {
-      if (options_.by_bytes || options_.steps == 0) {
-        LONGKV_ASSIGN(const std::vector<double> losses, channel_losses(cancel));
+      if (options_.by_bytes) {
+        std::vector<std::vector<int>> orders;
+        LONGKV_ASSIGN(const std::vector<double> losses, channel_losses(orders, cancel));
         // The bytes that dropping `ratio` of the channels of every head alike would leave.
         const double share =
             ((1.0 - options_.ratio) * shape_.dim_k + shape_.dim_v) / double(shape_.dim_k + shape_.dim_v);
         state_.frozen = counts_by_bytes(shape_, losses, share, options_.align);
+        if (options_.steps == 0) rank_channels(orders, state_.frozen);
       }
       state_.stage = 2;
       state_.step = 0;

@@ -32,12 +32,12 @@ struct TrainOptions {
   int64_t sink = 128, window = 768;         // as the recipe that will use the result
   int64_t shortest = 2048, longest = 8192;  // tokens of documents
   int64_t lengths = 200;                    // evenly spaced between them, in drawn order
-  int64_t steps = 400, refine_steps = 100;
-  double rate = 0.02, refine_rate = 0.01;
+  int64_t steps = 0, refine_steps = 60;
+  double rate = 0.02, refine_rate = 0.002;
   double lambda = 0.02;
   double ratio = 0.7;       // channels dropped
   int64_t align = 16;       // channels are kept in multiples of this
-  bool by_bytes = false;    // counts by loss over bytes of K and V, frozen; else LeanK's threshold at every step
+  bool by_bytes = true;     // counts by loss over bytes of K and V, frozen; else LeanK's threshold at every step
   bool keep_scales = true;  // write alpha of kept channels; else 1
   int64_t held_out = 8;     // questions that judge what is written
   LessonOptions lessons;
@@ -105,7 +105,8 @@ class Trainer {
   Status judge();
   std::vector<float> effective(const std::vector<float>& values, ChannelCounts* counts) const;
   void adam(const std::vector<float>& gradient, double rate);
-  Result<std::vector<double>> channel_losses(const std::atomic<bool>* cancel);
+  Result<std::vector<double>> channel_losses(std::vector<std::vector<int>>& orders, const std::atomic<bool>* cancel);
+  void rank_channels(const std::vector<std::vector<int>>& orders, const ChannelCounts& counts);
   RowRange middle_of(int64_t document) const;
   int64_t length_of(int64_t document) const;
   std::string description() const;

@@ -23,6 +23,7 @@ TrainOptions small_options() {
   o.lengths = 3;
   o.steps = 2;
   o.refine_steps = 2;
+  o.by_bytes = false;
   o.lessons.questions = 2;
   o.held_out = 1;
   return o;
@@ -107,6 +108,9 @@ TEST(Trainer, RefusesWhatCannotBeLearned) {
   EXPECT_EQ(code(o), Code::kInvalidArgument);
   o = small_options();
   o.ratio = 1.0;
+  EXPECT_EQ(code(o), Code::kInvalidArgument);
+  o = small_options();
+  o.steps = 0;  // a threshold over scales that nothing has learned
   EXPECT_EQ(code(o), Code::kInvalidArgument);
   o = small_options();
   o.rate = NAN;
