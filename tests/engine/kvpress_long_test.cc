@@ -75,7 +75,9 @@ std::vector<LayerRows> record_layers(const std::shared_ptr<const LoadedModel>& m
   options.keeper = [&] { return std::make_unique<RecordingKeeper>(options.context, layers); };
   auto session = Session::create(model, options, pool);
   EXPECT_TRUE(session.ok()) << session.status().message();
-  if (session.ok()) EXPECT_TRUE((*session)->prefill(c.ids).ok());
+  if (session.ok()) {
+    EXPECT_TRUE((*session)->prefill(c.ids).ok());
+  }
   return layers;
 }
 
