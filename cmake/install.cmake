@@ -22,6 +22,9 @@ set(LONGKV_PC_LIBS "-lhwy -lyaml-cpp -lfmt -lxxhash -lzstd -lstdc++ -lm -lpthrea
 if(LONGKV_WITH_ONEDNN)
   string(APPEND LONGKV_PC_LIBS " -ldnnl -lgomp")
 endif()
+if(LONGKV_HAS_CUDA)
+  string(APPEND LONGKV_PC_LIBS " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -lrt -ldl")
+endif()
 # Found from the file's own place, so that `cmake --install --prefix` needs no new configuration.
 file(RELATIVE_PATH LONGKV_PC_TO_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(${CMAKE_CURRENT_LIST_DIR}/longkv.pc.in ${CMAKE_BINARY_DIR}/longkv.pc @ONLY)

@@ -59,7 +59,7 @@ Result<Answer> generate(Session& session, const Tokenizer& tokenizer, Sampler& s
 }
 
 nlohmann::ordered_json cost_json(const Session& session, const Answer& answer, const RunCost& cost) {
-  const KvStats& stats = session.kv().stats();
+  const KvStats& stats = session.kv_stats();
   nlohmann::ordered_json j;
   j["kv"] = session.kv().recipe().canonical();
   j["prompt_tokens"] = cost.prompt_tokens;
@@ -75,7 +75,7 @@ nlohmann::ordered_json cost_json(const Session& session, const Answer& answer, c
   j["first_token_seconds"] = cost.first_token_seconds;
   j["context"] = cost.context;
   j["tokens_held"] = session.tokens();
-  j["kv_bytes_held"] = session.kv().cache().bytes_used();
+  j["kv_bytes_held"] = session.kv_bytes_held();
   if (stats.steps > 0) {
     const double steps = double(stats.steps);
     const double kv = double(stats.kv_bytes) / steps, index = double(stats.index_bytes) / steps;

@@ -43,7 +43,7 @@ Json to_json(const BenchRow& r) {
   Json j;
   j["build_commit"] = build_commit();
   j["cpu_info"] = cpu_model_name();
-  j["backends"] = "CPU";
+  j["backends"] = r.backend;
   j["model_filename"] = r.model_path;
   j["model_type"] = r.model_type;
   j["model_size"] = r.model_bytes;
@@ -69,6 +69,7 @@ Json to_json(const BenchRow& r) {
   j["gb_per_s"] = r.bytes_per_second() / 1e9;
   j["read_bandwidth_gb_per_s"] = r.read_bandwidth / 1e9;
   j["bandwidth_share"] = r.read_bandwidth > 0 ? r.bytes_per_second() / r.read_bandwidth : 0.0;
+  if (r.vram_peak > 0) j["vram_peak_bytes"] = r.vram_peak;
   j["samples_ns"] = ns;
   j["samples_ts"] = rates(r);
   return j;
@@ -123,7 +124,7 @@ std::string bench_row(BenchFormat format, const BenchRow& r, bool first) {
       return fmt::format(
           "| {:<30} | {:>6.2f} MiB | {:>8.2f} M | {:<10} | {:>7} | {:<20} | {:>30} | {:>20} | {:>10} | {:>7} | {:>12} "
           "|\n",
-          r.model_type, double(r.model_bytes) / 1048576.0, double(r.model_parameters) / 1e6, "CPU", r.threads,
+          r.model_type, double(r.model_bytes) / 1048576.0, double(r.model_parameters) / 1e6, r.backend, r.threads,
           r.kv_label, r.test_name(),
           fmt::format("{:.2f} ± {:.2f}", r.tokens_per_second(), r.tokens_per_second_deviation()),
           decode ? fmt::format("{:.0f}", r.kv_bytes_per_token) : "-",

@@ -21,7 +21,9 @@ struct BenchRow {
   std::vector<double> seconds;        // one a repetition
   double kv_bytes_per_token = 0;      // K, V and summaries read by a decoded token; 0 for prompt rows
   double weight_bytes_per_token = 0;  // matrices read by a decoded token; 0 for prompt rows
-  double read_bandwidth = 0;          // bytes/s, measured by the built-in test
+  double read_bandwidth = 0;          // bytes/s, measured by the built-in test; on a card what its makers say
+  std::string backend = "CPU";        // or "CUDA"
+  int64_t vram_peak = 0;              // bytes of the card, weights included
 
   std::string test_name() const;     // "pp512 @ d4096", "tg128", "pp512+tg128"
   double tokens_per_second() const;  // mean over repetitions

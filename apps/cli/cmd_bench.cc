@@ -135,14 +135,14 @@ class BenchRunner {
     if (!options_.no_warmup)
       LONGKV_TRY(
           repeat({std::min(test.prompt, BenchTest::kWarmupTokens), std::min<int64_t>(test.generate, 2), test.depth}));
-    session_->kv().reset_stats();
+    session_->reset_kv_stats();
     for (int i = 0; i < options_.repetitions; ++i) {
       LONGKV_TRY(rewind(test));
       const auto begin = std::chrono::steady_clock::now();
       LONGKV_TRY(repeat(test));
       row.seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     }
-    const KvStats& stats = session_->kv().stats();
+    const KvStats& stats = session_->kv_stats();
     if (test.prompt == 0 && stats.steps > 0) {
       row.kv_bytes_per_token = double(stats.kv_bytes + stats.index_bytes) / double(stats.steps);
       row.weight_bytes_per_token = double(opened_.model->weights().bytes_per_token());
@@ -150,18 +150,14 @@ class BenchRunner {
     return {};
   }
 
+  bool on_card() const { return session_->on_card(); }
+
  private:
   Status start(const BenchTest& test) {
-    SessionOptions s;
-    s.context = test.context();
-    s.recipe = opened_.recipe;
-    s.products = opened_.products;
-    s.order = opened_.order;
-    s.chunk = opened_.chunk;
     session_.reset();
-    LONGKV_ASSIGN(session_, Session::create(opened_.model, s, *opened_.pool));
+    LONGKV_ASSIGN(session_, make_session(opened_, test.context()));
     if (test.depth == 0) return {};
-    if (options_.fill == "random") return session_->kv().fill_random(test.depth, 1);
+    if (options_.fill == "random") return session_->fill_random(test.depth, 1);
     return session_->prefill(random_ids(test.depth), {}, cancel_);
   }
 
@@ -225,7 +221,7 @@ Status check_memory(const Opened& opened, const std::vector<BenchTest>& tests) {
 Status run_tests(const BenchOptions& o, const ModelOptions& m, const std::vector<BenchTest>& tests,
                  const std::atomic<bool>* cancel, double& bandwidth, RowPrinter& printer) {
   LONGKV_ASSIGN(const Opened opened, open_model(m));
-  LONGKV_TRY(check_memory(opened, tests));
+  if (!opened.card || !opened.card_kv) LONGKV_TRY(check_memory(opened, tests));
   if (bandwidth == 0) bandwidth = read_bandwidth(*opened.pool);
   BenchRunner runner(opened, o, cancel);
   for (const BenchTest& test : tests) {
@@ -247,6 +243,11 @@ Status run_tests(const BenchOptions& o, const ModelOptions& m, const std::vector
     row.test_time = utc_now();
     row.read_bandwidth = bandwidth;
     LONGKV_TRY(runner.measure(test, row));
+    if (runner.on_card()) {
+      row.backend = opened.card_kv ? "CUDA" : "CUDA,kv=cpu";
+      if (opened.card_kv) row.read_bandwidth = opened.card->bandwidth();
+      row.vram_peak = opened.card->vram_peak();
+    }
     LONGKV_TRY(printer.row(row));
   }
   return {};
@@ -276,6 +277,7 @@ Status run_bench(const BenchOptions& o) {
       ModelOptions m = o.model;
       m.threads = int(n);
       m.kv = recipe;
+      m.can_use_card = true;
       const Status s = run_tests(o, m, tests, cancel, bandwidth, printer);
       if (!s.ok()) {
         (void)printer.finish();  // the first error is the one to report

@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "card.h"
 #include "commands.h"
 #include "common.h"
 #include "output.h"
@@ -28,7 +29,14 @@ Status run_plan(const PlanOptions& o) {
   limits.bandwidth = int64_t(read_bandwidth(*opened.pool));
   LONGKV_ASSIGN(const KvPlan plan, plan_for(*opened.model, opened.recipe, opened.asked_context, opened.chunk,
                                             opened.pool->threads(), limits));
-  LONGKV_TRY(print(o.global.json ? json_text(plan_json(plan)) : plan_text(plan)));
+  nlohmann::ordered_json cards = cards_json();
+  if (o.global.json) {
+    auto j = plan_json(plan);
+    if (!cards.empty()) j["cards"] = cards;
+    LONGKV_TRY(print(json_text(j)));
+  } else {
+    LONGKV_TRY(print(plan_text(plan) + (cards.empty() ? "" : cards_text())));
+  }
   return check_plan(plan);
 }
 

@@ -62,7 +62,11 @@ Status run(const RunOptions& o) {
     LONGKV_ASSIGN(stats, AtomicFile::create(o.stats_file));
   }
   LONGKV_TRY(check_kv_state(o.kv_state));
-  LONGKV_ASSIGN(Opened opened, open_model(o.model, /*must_fit=*/!o.explain));
+  ModelOptions model = o.model;
+  // Checks compare with a cache in memory; files are written from one.
+  const bool files = !o.kv_state.save.empty() || !o.kv_state.restore.empty() || !o.kv_state.cache.empty();
+  model.can_use_card = o.check_every == 0 && !files;
+  LONGKV_ASSIGN(Opened opened, open_model(model, /*must_fit=*/!o.explain));
   if (o.explain) return explain_kv(opened, o.global.json);
   LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
   LONGKV_TRY(check_biased_ids(params, opened.model->config().vocab));
@@ -109,7 +113,7 @@ Status run(const RunOptions& o) {
     LONGKV_TRY(session->decode(id));
     sampler.accept(id);
   }
-  session->kv().reset_stats();
+  session->reset_kv_stats();
   const AnswerOptions answer_options{o.predict, o.sampling.ignore_eos};
   LONGKV_ASSIGN(const Answer answer,
                 generate(*session, tokenizer, sampler, answer_options, cancel,

@@ -5,8 +5,10 @@
 
 #include "base/cpu.h"
 #include "base/version.h"
+#include "card.h"
 #include "commands.h"
 #include "common.h"
+#include "cuda/cards.h"
 #include "ops/matmul.h"
 #include "output.h"
 
@@ -38,6 +40,8 @@ Status run_version(const VersionOptions& options) {
     ThreadPool pool(default_threads());
     j["read_bandwidth_gb_s"] = read_bandwidth(pool) / 1e9;
   }
+  j["cards"] = cards_json();
+  j["cuda"] = cuda_build();
   if (options.global.json) return print(json_text(j));
   std::string text = fmt::format("longkv {} ({}), {}\n", version(), build_commit(), build_compiler());
   text += fmt::format("cpu: {}, {} threads by default\ninstruction sets:", cpu_model_name(), default_threads());
@@ -51,7 +55,7 @@ Status run_version(const VersionOptions& options) {
   }
   if (options.measure)
     text += fmt::format("measured read bandwidth: {:.1f} GB/s\n", j["read_bandwidth_gb_s"].get<double>());
-  return print(text);
+  return print(text + cards_text());
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "card.h"
 #include "help.h"
 #include "interrupt.h"
 #include "ops/matmul.h"
@@ -75,6 +76,7 @@ void add_model_options(CLI::App& command, ModelOptions& o, bool with_recipe) {
       ->group(kMore);
   command.add_option("-b,--batch-size", o.batch, "Accepted and ignored: --ubatch-size alone sets the pieces")
       ->group(kMore);
+  add_card_options(command, o);
   command.add_option("--rope-scaling", o.rope_scaling, "Override: none, linear, ntk, yarn, longrope")
       ->check(CLI::IsMember({"none", "linear", "ntk", "yarn", "longrope"}))
       ->group(kMore);
@@ -250,7 +252,12 @@ Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
   LONGKV_ASSIGN(const KvPlan plan,
                 plan_for(*opened.model, opened.recipe, opened.context, opened.chunk, opened.pool->threads(), {}));
   opened.asked_context = std::exchange(opened.context, plan.context);
-  if (must_fit) LONGKV_TRY(check_plan(plan));
+  if (must_fit) {
+    LONGKV_TRY(choose_card(o, opened));
+  } else if (card_wanted(o)) {
+    return fail(Code::kInvalidArgument, "this shows what the CPU needs; leave -ngl, --device and --kv-place out");
+  }
+  if (must_fit && !(opened.card && opened.card_kv)) LONGKV_TRY(check_plan(plan));
   if (opened.context > opened.model->config().context) {
     LONGKV_TRY(
         notice(fmt::format("the context of {} tokens is beyond the {} that the model was trained for; quality may fall",
@@ -259,13 +266,20 @@ Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
   return opened;
 }
 
-Result<std::unique_ptr<Session>> make_session(const Opened& opened) {
+Result<std::unique_ptr<Session>> make_session(const Opened& opened, int64_t context) {
   SessionOptions s;
-  s.context = opened.context;
+  s.context = context > 0 ? context : opened.context;
   s.recipe = opened.recipe;
   s.products = opened.products;
   s.chunk = opened.chunk;
   s.order = opened.order;
+  s.card = opened.card;
+  s.card_kv = opened.card_kv;
+  s.card_chunk = opened.card_chunk;
+  auto session = Session::create(opened.model, s, *opened.pool);
+  if (session.ok() || !s.card || opened.card_asked) return session;
+  log_info("the CPU runs this: {}", session.status().message());
+  s.card = nullptr;
   return Session::create(opened.model, s, *opened.pool);
 }
 

@@ -32,6 +32,11 @@ struct ModelOptions {
   std::string rope_scaling;
   std::optional<double> rope_scale, rope_base;
   std::optional<int64_t> yarn_original_context;
+  std::string gpu_layers;     // -ngl: a number, "auto" or "all"; empty: auto
+  std::string device;         // "none", "cuda0", ...; empty: the first card
+  std::string kv_place;       // "gpu" or "cpu"; empty: where the weights are
+  std::string vram;           // bytes of a card that may be used; empty: what is free
+  bool can_use_card = false;  // set by commands whose work a card can do
 };
 // Options of every command: --isa, --strict, -v, --json.
 struct GlobalOptions {
@@ -55,14 +60,20 @@ struct Opened {
   Recipe recipe;
   ProductType products = ProductType::kInt8;
   PrefillOrder order = PrefillOrder::kLayerMajor;
-  int64_t context = 0;        // tokens; resolved
-  int64_t asked_context = 0;  // by the command line or the --kv-config file; 0: by neither
-  int64_t chunk = 0;          // prompt tokens that pass a layer together; resolved
+  int64_t context = 0;              // tokens; resolved
+  int64_t asked_context = 0;        // by the command line or the --kv-config file; 0: by neither
+  int64_t chunk = 0;                // prompt tokens that pass a layer together; resolved
+  std::shared_ptr<CardModel> card;  // nullptr: the CPU runs the model
+  bool card_kv = true;              // the KV cache lies on the card too
+  bool card_asked = false;          // by the command line: then nothing falls back to the CPU
+  int64_t card_chunk = 0;           // 0: as memory and speed suggest
 };
 // What the command line says holds against a --kv-config file, with a notice; everything else comes from the file.
 // Refuses a context that does not fit into memory, unless `must_fit` is false; without -c it is the largest that fits.
 Result<Opened> open_model(const ModelOptions& options, bool must_fit = true);
-Result<std::unique_ptr<Session>> make_session(const Opened& opened);
+// A session of opened.context tokens, or of `context`. On the card if one was chosen; a sequence that does not fit
+// there runs on the CPU with a line that says so, unless the card was asked for.
+Result<std::unique_ptr<Session>> make_session(const Opened& opened, int64_t context = 0);
 
 // Bytes/s that the pool's threads read from memory, measured now; 0 when there is no memory to measure with.
 double read_bandwidth(ThreadPool& pool);

@@ -45,6 +45,7 @@ Status write_session(Session& session, KvFileWriter& writer) {
 }
 
 Result<uint64_t> save_session(Session& session, const std::string& path, bool compress) {
+  if (session.on_card()) return fail(Code::kUnsupported, "a sequence on a card is not saved; read it without -ngl");
   LONGKV_ASSIGN(AtomicFile file, AtomicFile::create(path));
   KvWriteOptions options;
   options.compress = compress;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "cuda/card_session.h"
 #include "engine/likelihood.h"
 #include "ops/matmul.h"
 #include "prefill/sparse.h"
@@ -117,7 +118,28 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const LoadedMod
   if (options.chunk < 1) return fail(Code::kInvalidArgument, "chunk of {} tokens; at least 1 is needed", options.chunk);
   LONGKV_ASSIGN(auto kv, create_kv(*model, options.recipe, options.context, options.window_slack, pool,
                                    options.keeper ? options.keeper() : nullptr));
-  return std::unique_ptr<Session>(new Session(std::move(model), options, std::move(kv), pool));
+  std::unique_ptr<Session> session(new Session(std::move(model), options, std::move(kv), pool));
+  if (options.card) {
+    if (options.keeper) return fail(Code::kUnsupported, "a keep stage of one's own does not run on a card");
+    const CardSessionOptions card{options.context, options.card_chunk, options.order == PrefillOrder::kLayerMajor,
+                                  options.recipe, options.card_kv ? nullptr : session->kv_.get()};
+    LONGKV_ASSIGN(session->device_, make_card_session(options.card, card, pool));
+  }
+  return session;
+}
+
+void Session::reset_kv_stats() {
+  if (device_) return device_->reset_stats();
+  kv_->reset_stats();
+}
+
+Status Session::fill_random(int64_t n, uint64_t seed) {
+  if (!device_) return kv_->fill_random(n, seed);
+  if (tokens() != 0 || n < 0 || n > options_.context) {
+    return fail(Code::kInvalidArgument, "random rows of {} tokens go into an empty sequence of at most {}; it holds {}",
+                n, options_.context, tokens());
+  }
+  return device_->fill_random(n, seed);
 }
 
 Result<std::unique_ptr<KvSession>> Session::make_kv(const Recipe& recipe) const {
@@ -173,6 +195,14 @@ Status Session::prefill(std::span<const int32_t> ids, const PrefillProgress& pro
     if (id < 0 || id >= c.vocab) {
       return fail(Code::kInvalidArgument, "token id {} is outside the vocabulary of {}", id, c.vocab);
     }
+  }
+  if (device_) {
+    const Status read = device_->prefill(ids, progress, cancel, sink, sink_from, logits_);
+    ids_.resize(std::min(ids_.size(), size_t(tokens())));
+    LONGKV_TRY(read);
+    ids_.resize(size_t(start));
+    ids_.insert(ids_.end(), ids.begin(), ids.end());
+    return check_logits();
   }
   const bool chunk_major = options_.order == PrefillOrder::kChunkMajor || sink;
   const int64_t chunk = prompt_chunk(*kv_, options_);
@@ -273,6 +303,14 @@ Status Session::decode(int32_t id) {
     return fail(Code::kInvalidArgument, "the context of {} tokens is full", options_.context);
   }
   const ModelConfig& c = model().config();
+  if (device_) {
+    if (id < 0 || id >= c.vocab)
+      return fail(Code::kInvalidArgument, "token id {} is outside the vocabulary of {}", id, c.vocab);
+    LONGKV_TRY(device_->decode(id, logits_));
+    ids_.resize(size_t(position));
+    ids_.push_back(id);
+    return check_logits();
+  }
   last_checked_ = check_every_ > 0 && decoded_ % check_every_ == 0;
   ++decoded_;
   if (last_checked_) {
@@ -311,7 +349,7 @@ void Session::set_check_every(int n) {
 Status Session::truncate(int64_t n) {
   if (n < 0 || n > tokens()) return fail(Code::kInvalidArgument, "cannot cut to {} tokens, {} are held", n, tokens());
   if (n == tokens()) return {};
-  LONGKV_TRY(kv_->truncate(TokenCount{n}));
+  LONGKV_TRY(device_ ? device_->truncate(n) : kv_->truncate(TokenCount{n}));
   ids_.resize(std::min(ids_.size(), size_t(n)));
   origin_ = {std::min(origin_.exact, n), false, false};
   return {};

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "cuda/card_model.h"
+#include "engine/device_runner.h"
 #include "kv/session.h"
 #include "longkv/status.h"
 #include "model/graph.h"
@@ -30,17 +32,17 @@ struct SessionOptions {
   // Tokens that layers with a sliding window hold beyond it: as many can be cut from the end (prefixes that are
   // reused).
   int64_t window_slack = 0;
+  // Weights on a card: the sequence runs there, KV cache and all. nullptr: on the CPU. A recipe that the card does not
+  // have (cuda/card_session.h), checks, followers and second readings are refused.
+  std::shared_ptr<CardModel> card = {};
+  bool card_kv = true;     // the cache lies on the card too; else in memory, decoded by the CPU under any recipe
+  int64_t card_chunk = 0;  // prompt tokens that pass a layer together on the card; 0: as memory and speed suggest
   // Instead of the recipe's keep stage, for methods that no recipe names.
   std::function<std::unique_ptr<Keeper>()> keeper = {};
   // For recipes that read the prompt again (kvzip): what stands before piece `i` when it is repeated, `before` being
   // the tokens that precede it in the prompt. Empty: an instruction to repeat, in the model's own tokens.
   std::function<std::vector<int32_t>(int64_t i, std::span<const int32_t> before)> repeat_prefix = {};
 };
-
-// Called after each piece of prompt work. `done` counts token-layers in units of tokens, so it rises evenly to `total`.
-using PrefillProgress = std::function<void(int64_t done, int64_t total)>;
-// Receives logits of prompt tokens [first, first + n): [n][vocab].
-using LogitsSink = std::function<void(int64_t first, int64_t n, const float* logits)>;
 
 class Session {
  public:
@@ -62,7 +64,7 @@ class Session {
   const std::vector<int32_t>& ids() const { return ids_; }
   // [vocab], of the last token fed.
   std::span<const float> logits() const { return logits_; }
-  int64_t tokens() const { return kv_->tokens().v; }
+  int64_t tokens() const { return device_ ? device_->tokens() : kv_->tokens().v; }
   int64_t context() const { return options_.context; }
   // Forgets all tokens from position n on.
   Status truncate(int64_t n);
@@ -99,8 +101,16 @@ class Session {
   void adopt(std::unique_ptr<KvSession> kv, std::vector<int32_t> ids, std::vector<float> logits, const Origin& origin);
 
   ThreadPool& pool() const { return pool_; }
+  // Empty while a card holds the sequence.
   KvSession& kv() { return *kv_; }
   const KvSession& kv() const { return *kv_; }
+  // What decoding read, wherever it runs.
+  const KvStats& kv_stats() const { return device_ ? device_->stats() : kv_->stats(); }
+  void reset_kv_stats();
+  int64_t kv_bytes_held() const { return device_ ? device_->kv_bytes() : kv_->cache().bytes_used(); }
+  // Random rows of n tokens in an empty sequence, for measurements at depth.
+  Status fill_random(int64_t n, uint64_t seed);
+  bool on_card() const { return device_ != nullptr; }
   const LoadedModel& model() const { return graph_.model(); }
   const std::shared_ptr<const LoadedModel>& model_pointer() const { return graph_.model_pointer(); }
   const SessionOptions& options() const { return options_; }
@@ -125,6 +135,7 @@ class Session {
   SessionOptions options_;
   ThreadPool& pool_;
   std::unique_ptr<KvSession> kv_;
+  std::unique_ptr<DeviceRunner> device_;  // nullptr: the CPU runs the model
   Graph graph_;
   std::vector<int32_t> ids_;
   Origin origin_;

@@ -71,6 +71,12 @@ class KvSession {
   // the last queries before it give importance and votes.
   Status prefill(int layer, const float* q, const float* k, const float* v, int64_t n, int64_t prompt_end, float* out,
                  const std::atomic<bool>* cancel);
+  // Prompt whose attention is computed elsewhere: appends the chunk and computes only the mass that the recipe wants of
+  // it, over the queries that give it. q may hold anything where wants_queries() is false. `out` is the attention's
+  // output, for keep stages that look at it.
+  Status observe(int layer, const float* q, const float* k, const float* v, int64_t n, int64_t prompt_end, float* out,
+                 const std::atomic<bool>* cancel);
+  bool wants_queries(int layer) const;
   // Until clear_followers(), followers take in every chunk that prefill() reads and finish with it, so that recipes can
   // be compared on keys and values computed once. They have the same shape and tokens, and dense prompts.
   // Errors of a follower end the prompt.
@@ -136,8 +142,6 @@ class KvSession {
   Status begin_chunk(int layer, const float* q, const float* k, const float* v, int64_t n, int64_t prompt_end,
                      PrefillAttendArgs& args);
   Status end_chunk(int layer, int64_t prompt_end, const PrefillAttendArgs& args);
-  Status observe(int layer, const float* q, const float* k, const float* v, int64_t n, int64_t prompt_end, float* out,
-                 const std::atomic<bool>* cancel);
   RowRange load_reference(int layer, int kv_head);
   Status decode_rows(int layer, const float* q, const float* k, const float* v, float* out);
   Status store_prompt(int layer);

@@ -19,6 +19,11 @@ bool KvSession::changes_prompt() const {
 
 void KvSession::set_reference(const KvSession* full) { impl_->reference = full; }
 
+bool KvSession::wants_queries(int layer) const {
+  return evicts(layer) || impl_->think != nullptr || impl_->selector->wants_mass(layer) ||
+         recipe_.index.kind == IndexKind::kLabels;
+}
+
 // As prefill(), but the attention's output is the leader's: only the mass that this recipe wants is computed here, over
 // the queries that give it.
 Status KvSession::observe(int layer, const float* q, const float* k, const float* v, int64_t n, int64_t prompt_end,

@@ -43,7 +43,11 @@ TEST(CliUsage, WrongUsageIsNamedAndPrintsNothing) {
       {join(run, {"--temperature", "1"}), "did you mean '--temp'?"},
       {join(run, {"--cache-typ-k=f16"}), "did you mean '--cache-type-k'?"},
       {join(run, {"-ctl", "f16"}), "'-ctl' is not an option of 'run'; did you mean '-ctk'?"},
-      {join(run, {"-ngl", "99"}), "'-ngl' is not an option of 'run'"},
+      {join(run, {"-ngx", "99"}), "'-ngx' is not an option of 'run'"},
+      {join(run, {"-ngl", "many"}), "-ngl 'many'"},
+      {join(run, {"-ngl", "0", "--kv-place", "gpu"}), "contradict each other"},
+      {join(run, {"--device", "tpu"}), "--device 'tpu'"},
+      {join(run, {"-ngl", "all", "--vram", "0"}), "--vram 0"},
       {join(run, {"--zzzzzz"}), "'--zzzzzz' is not an option of 'run'"},
       {join(bench, {"-c", "16"}), "'-c' is not an option of 'bench'; it belongs to run, chat, ppl"},
       {{"chat", "-m", model, "-f", text}, "it belongs to run, ppl"},
@@ -125,6 +129,23 @@ TEST(CliUsage, WrongUsageIsNamedAndPrintsNothing) {
   ProgramInput environment;
   environment.environment = {"LONGKV_ISA=mmx"};
   EXPECT_TRUE(refuses(longkv_program({"version"}, environment), 2, "mmx"));
+}
+
+// A card is never replaced in silence by the CPU where one was asked for.
+TEST(CliUsage, AnExplicitWishForACardIsMetOrRefused) {
+  const std::string model = TinyModel().write("model.gguf");  // heads of 32 channels, which no card here has
+  for (const char* option : {"-ngl", "--device", "--kv-place"}) {
+    const std::string value = std::string(option) == "-ngl"       ? "all"
+                              : std::string(option) == "--device" ? "cuda0"
+                                                                  : "gpu";
+    const Outcome o = longkv_program({"run", "-m", model, "-p", "abc", "--raw", "-n", "2", option, value});
+    EXPECT_EQ(o.exit_code, 1) << option << o.err;
+    EXPECT_EQ(o.out, "") << option;
+    EXPECT_NE(o.err.find("card"), std::string::npos) << o.err;
+  }
+  EXPECT_EQ(longkv_program({"run", "-m", model, "-p", "abc", "--raw", "-n", "2", "-ngl", "0"}).exit_code, 0);
+  EXPECT_EQ(longkv_program({"run", "-m", model, "-p", "abc", "--raw", "-n", "2"}).exit_code, 0);
+  EXPECT_EQ(longkv_program({"plan", "-m", model, "-ngl", "all"}).exit_code, 2);
 }
 
 TEST(CliUsage, ValuesAreReadAsWritten) {

@@ -1,0 +1,177 @@
+// Rotation and storing of queries, keys and values; rows of the cache as they read back.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/kv.h"
+#include "cuda/launch.cuh"
+
+namespace longkv::card {
+
+namespace {
+
+__global__ void angles_kernel(const double2* __restrict__ fine, const double2* __restrict__ coarse, int half,
+                              double magnitude, const int64_t* first, int64_t n, float2* __restrict__ out) {
+  const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= n * half) return;
+  const int64_t position = *first + i / half;
+  const int pair = int(i % half);
+  const double2 a = coarse[(position / 1024) * half + pair], b = fine[(position % 1024) * half + pair];
+  out[i] = make_float2(float((a.x * b.x - a.y * b.y) * magnitude), float((a.y * b.x + a.x * b.y) * magnitude));
+}
+
+// Stores channel `c` of a row; all lanes of a warp hold 32 neighbouring channels. Returns what reads back.
+__device__ __forceinline__ float store_value(const CardKv& kv, bool key, int64_t row, int c, float v) {
+  const int64_t at = row * kv.dim + c;
+  uint8_t* base = key ? kv.k : kv.v;
+  if (kv.type == KvType::kF16) {
+    const __half h = __float2half_rn(v);
+    reinterpret_cast<__half*>(base)[at] = h;
+    return __half2float(h);
+  }
+  if (kv.type == KvType::kBf16) {
+    const __nv_bfloat16 h = __float2bfloat16_rn(v);
+    reinterpret_cast<__nv_bfloat16*>(base)[at] = h;
+    return __bfloat162float(h);
+  }
+  const __half scale = __float2half_rn(warp_max(fabsf(v)) / 127.0f);
+  const float s = __half2float(scale);
+  const int q = s > 0.0f ? min(127, max(-127, __float2int_rn(v / s))) : 0;
+  reinterpret_cast<int8_t*>(base)[at] = int8_t(q);
+  half_t* scales = key ? kv.k_scale : kv.v_scale;
+  if (c % 32 == 0) scales[row * (kv.dim / 32) + c / 32] = __half_as_ushort(scale);
+  return s * float(q);
+}
+
+__global__ void append_kernel(AppendArgs a, CardKv work) {
+  __shared__ float row[256];
+  __shared__ float shared[32];
+  let_next_start();
+  wait_for_previous();
+  const int head = int(blockIdx.x), c = int(threadIdx.x), dim = a.kv.dim, kv_heads = a.kv.kv_heads;
+  const int64_t t = blockIdx.y;
+  const int64_t width = int64_t(a.heads + 2 * kv_heads) * dim;
+  const int64_t from = int64_t(head) * dim + c;
+  float v = a.qkv[t * width + from];
+  if (a.bias != nullptr) v += a.bias[from];
+  const bool query = head < a.heads, key = !query && head < a.heads + kv_heads;
+  if (query || key) {
+    const float* norm = query ? a.q_norm : a.k_norm;
+    if (norm != nullptr) v *= rsqrtf(block_sum(v * v, shared) / float(dim) + a.eps) * norm[c];
+    row[c] = v;
+    __syncthreads();
+    const int half = a.rope.half;
+    if (c < 2 * half) {
+      const bool adjacent = a.rope.pairs == RopePairs::kAdjacent;
+      const int pair = adjacent ? c / 2 : c % half;
+      const bool second = adjacent ? c % 2 == 1 : c >= half;
+      const float other = row[adjacent ? c ^ 1 : second ? c - half : c + half];
+      const float2 turn = reinterpret_cast<const float2*>(a.angles)[t * half + pair];
+      v = second ? other * turn.y + v * turn.x : v * turn.x - other * turn.y;
+    }
+  }
+  if (a.kv.k == nullptr) a.qkv[t * width + from] = v;
+  if (query) {
+    half_t* out = a.q + (t * a.heads + head) * dim + c;
+    if (a.kv.type == KvType::kBf16) {
+      *reinterpret_cast<__nv_bfloat16*>(out) = __float2bfloat16_rn(v);
+    } else {
+      *reinterpret_cast<__half*>(out) = __float2half_rn(v);
+    }
+    return;
+  }
+  const int kv_head = (head - a.heads) % kv_heads;
+  const int64_t position = *a.first + t;
+  float back = v;
+  if (a.kv.k != nullptr) back = store_value(a.kv, key, kv_head * a.kv.capacity + position, c, v);
+  if (work.k != nullptr) (void)store_value(work, key, kv_head * work.capacity + position, c, back);
+}
+
+__global__ void decode_rows_kernel(CardKv kv, int64_t first, int64_t n, CardKv work) {
+  const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= n * kv.dim) return;
+  const int64_t row = first + i / kv.dim;
+  const int c = int(i % kv.dim);
+  const int64_t from = (blockIdx.y / 2 * kv.capacity + row), to = (blockIdx.y / 2 * work.capacity + row) * kv.dim + c;
+  const bool key = blockIdx.y % 2 == 0;
+  const uint8_t* base = key ? kv.k : kv.v;
+  float v;
+  if (kv.type == KvType::kF16) {
+    v = __half2float(reinterpret_cast<const __half*>(base)[from * kv.dim + c]);
+  } else if (kv.type == KvType::kBf16) {
+    v = __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(base)[from * kv.dim + c]);
+  } else {
+    const half_t* scales = key ? kv.k_scale : kv.v_scale;
+    v = __half2float(__ushort_as_half(scales[from * (kv.dim / 32) + c / 32])) *
+        float(reinterpret_cast<const int8_t*>(base)[from * kv.dim + c]);
+  }
+  reinterpret_cast<__half*>(key ? work.k : work.v)[to] = __float2half_rn(v);
+}
+
+// Two normal values from a counter: 64-bit mixing, then Box and Muller's transform.
+__device__ float random_normal(uint64_t seed, uint64_t i) {
+  uint64_t z = seed * 0x9e3779b97f4a7c15ull + i * 0xd1342543de82ef95ull + 0x2545f4914f6cdd1dull;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  z ^= z >> 31;
+  const float u = (float(uint32_t(z >> 40)) + 0.5f) * 0x1p-24f, w = float(uint32_t(z) >> 8) * 0x1p-24f;
+  return sqrtf(-2.0f * __logf(u)) * __cosf(6.2831853f * w);
+}
+
+__global__ void fill_kernel(CardKv kv, int64_t n, uint64_t seed) {
+  const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;  // whole warps: dim is a multiple of 32
+  if (i >= n * kv.dim) return;
+  const int64_t row = (blockIdx.y / 2) * kv.capacity + i / kv.dim;
+  (void)store_value(kv, blockIdx.y % 2 == 0, row, int(i % kv.dim),
+                    random_normal(seed * 4096 + blockIdx.y, uint64_t(i)));
+}
+
+}  // namespace
+
+bool card_kv_supports(KvType type, int dim) {
+  return (type == KvType::kF16 || type == KvType::kBf16 || type == KvType::kQ8_0) &&
+         (dim == 64 || dim == 96 || dim == 128 || dim == 256);
+}
+
+int64_t card_kv_bytes(KvType type, int kv_heads, int dim, int64_t capacity) {
+  const int64_t values = 2 * int64_t(kv_heads) * capacity * dim;
+  return type == KvType::kQ8_0 ? values + values / 32 * 2 : values * 2;
+}
+
+CardKv place_kv(KvType type, int kv_heads, int dim, int64_t capacity, uint8_t* memory) {
+  CardKv kv{type, kv_heads, dim, capacity, memory, nullptr, nullptr, nullptr};
+  const int64_t values = int64_t(kv_heads) * capacity * dim;
+  const int64_t plane = type == KvType::kQ8_0 ? values : values * 2;
+  kv.v = memory + plane;
+  if (type == KvType::kQ8_0) {
+    kv.k_scale = reinterpret_cast<half_t*>(memory + 2 * plane);
+    kv.v_scale = kv.k_scale + values / 32;
+  }
+  return kv;
+}
+
+Status rope_angles(const CardRope& rope, const int64_t* first, int64_t n, float* out, CardStreamHandle stream) {
+  angles_kernel<<<unsigned((n * rope.half + 127) / 128), 128, 0, stream>>>(
+      reinterpret_cast<const double2*>(rope.fine), reinterpret_cast<const double2*>(rope.coarse), rope.half,
+      double(rope.magnitude), first, n, reinterpret_cast<float2*>(out));
+  return launched("rope_angles");
+}
+
+Status append_rows(const AppendArgs& a, CardStreamHandle stream) {
+  const dim3 grid(unsigned(a.heads + 2 * a.kv.kv_heads), unsigned(a.n));
+  return launch_close("append_rows", append_kernel, grid, unsigned(a.kv.dim), stream, a,
+                      a.work != nullptr ? *a.work : CardKv{});
+}
+
+Status decode_rows(const CardKv& kv, int64_t first, int64_t n, const CardKv& work, CardStreamHandle stream) {
+  const dim3 grid(unsigned((n * kv.dim + 255) / 256), unsigned(2 * kv.kv_heads));
+  decode_rows_kernel<<<grid, 256, 0, stream>>>(kv, first, n, work);
+  return launched("decode_rows");
+}
+
+Status fill_rows(const CardKv& kv, int64_t n, uint64_t seed, CardStreamHandle stream) {
+  const dim3 grid(unsigned((n * kv.dim + 255) / 256), unsigned(2 * kv.kv_heads));
+  fill_kernel<<<grid, 256, 0, stream>>>(kv, n, seed);
+  return launched("fill_rows");
+}
+
+}  // namespace longkv::card

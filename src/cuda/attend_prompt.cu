@@ -1,0 +1,249 @@
+// Causal attention of prompt chunks on tensor cores: running maximum, fp32 sums, scores never leave the registers.
+//
+// A block takes kBlockQ queries of one head and walks over the keys in tiles of kBlockK, which are copied to shared
+// memory while the previous products run. Each of four warps holds kTiles x 16 queries. Scheme of the loop:
+// FlashAttention-2 (arXiv 2307.08691).
+#include "cuda/kv.h"
+#include "cuda/launch.cuh"
+#include "cuda/mma.cuh"
+
+namespace longkv::card {
+
+namespace {
+
+constexpr int kWarps = 4;
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+// 16 bytes from memory to shared memory, zeros when `there` is false.
+__device__ __forceinline__ void copy16(uint32_t to, const void* from, bool there) {
+  const int bytes = there ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
+}
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;"); }
+template <int kPending>
+__device__ __forceinline__ void copies_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending));
+}
+__device__ __forceinline__ void load_matrices(uint32_t r[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+__device__ __forceinline__ void load_matrices_turned(uint32_t r[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+
+// Byte offset of 16-byte chunk `chunk` of row `row` in a tile: chunks are permuted so that eight rows of one chunk lie
+// in different banks.
+template <int kDim>
+__device__ __forceinline__ uint32_t tile_offset(int row, int chunk) {
+  const int turn = kDim % 64 == 0 ? row & 7 : (row >> 1) & 3;
+  return uint32_t(row * (kDim * 2) + (chunk ^ turn) * 16);
+}
+
+// Rows [first, first + kRows) of one head to a tile; rows from `end` on are zero.
+template <int kDim, int kRows>
+__device__ __forceinline__ void load_tile(uint32_t tile, const uint8_t* base, int64_t row_stride, int64_t first,
+                                          int64_t end) {
+  constexpr int kChunks = kDim / 8;
+  static_assert(kRows * kChunks % (kWarps * 32) == 0);
+#pragma unroll
+  for (int i = 0; i < kRows * kChunks / (kWarps * 32); ++i) {
+    const int at = i * kWarps * 32 + int(threadIdx.x);
+    const int row = at / kChunks, chunk = at % kChunks;
+    const bool there = first + row < end;
+    copy16(tile + tile_offset<kDim>(row, chunk), base + (there ? first + row : 0) * row_stride + chunk * 16, there);
+  }
+}
+
+struct PromptArgs {
+  AttendArgs a;
+  int64_t first, n;
+  half_t* out;
+};
+
+template <class Value, int kDim, int kTiles, int kBlockK>
+__global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p) {
+  constexpr int kBlockQ = kWarps * kTiles * 16;
+  constexpr int kKeyTiles = kBlockK / 8, kChannelTiles = kDim / 8;
+  const Value* const tag = nullptr;
+  extern __shared__ __align__(128) uint8_t shared[];
+  const uint32_t q_tile = shared_address(shared);
+  const uint32_t k_tile = q_tile + kBlockQ * kDim * 2;
+  const uint32_t v_tile = k_tile + kBlockK * kDim * 2;
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int head = int(blockIdx.x);
+  // Late queries have the most keys: they start first.
+  const int64_t q_first = int64_t(gridDim.y - 1 - blockIdx.y) * kBlockQ;
+  const CardKv& kv = p.a.kv;
+  const int64_t head_row = int64_t(head / (p.a.heads / kv.kv_heads)) * kv.capacity;
+  const uint8_t* keys = kv.k + head_row * kDim * 2;
+  const uint8_t* values = kv.v + head_row * kDim * 2;
+  const int64_t key_end = min(p.first + p.n, p.first + q_first + kBlockQ);
+  const int64_t key_begin =
+      p.a.window > 0 ? max(int64_t(0), p.first + q_first + 1 - p.a.window) / kBlockK * kBlockK : 0;
+
+  load_tile<kDim, kBlockQ>(q_tile, reinterpret_cast<const uint8_t*>(p.a.q + int64_t(head) * kDim),
+                           int64_t(p.a.heads) * kDim * 2, q_first, p.n);
+  load_tile<kDim, kBlockK>(k_tile, keys, kDim * 2, key_begin, key_end);
+  copies_commit();
+
+  float out[kTiles][kChannelTiles][4] = {};
+  float top[kTiles][2], sum[kTiles][2];
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) top[t][0] = top[t][1] = kMinusInfinity, sum[t][0] = sum[t][1] = 0.0f;
+  const float scale = p.a.scale * kLog2E;
+  const int64_t my_first = p.first + q_first + warp * kTiles * 16 + lane / 4;  // position of row 0 of tile 0
+
+  for (int64_t key = key_begin; key < key_end; key += kBlockK) {
+    copies_wait<0>();
+    __syncthreads();
+    load_tile<kDim, kBlockK>(v_tile, values, kDim * 2, key, key_end);
+    copies_commit();
+
+    float s[kTiles][kKeyTiles][4] = {};
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step) {
+      uint32_t a[kTiles][4];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t)
+        load_matrices(a[t], q_tile + tile_offset<kDim>((warp * kTiles + t) * 16 + lane % 16, 2 * step + lane / 16));
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; n += 2) {
+        uint32_t b[4];
+        load_matrices(b, k_tile + tile_offset<kDim>(n * 8 + (lane / 16) * 8 + lane % 8, 2 * step + lane / 8 % 2));
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          mma(s[t][n], a[t], b[0], b[1], tag);
+          mma(s[t][n + 1], a[t], b[2], b[3], tag);
+        }
+      }
+    }
+
+    const bool mask = key + kBlockK > p.first + q_first || (p.a.window > 0 && key < key_begin + kBlockQ + kBlockK);
+    uint32_t weights[kTiles][kKeyTiles][2];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      if (p.a.softcap > 0.0f) {
+        const float inverse = p.a.scale / p.a.softcap, cap = p.a.softcap / p.a.scale;
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) s[t][n][e] = cap * tanhf(s[t][n][e] * inverse);
+      }
+      if (mask) {
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const int64_t at = key + n * 8 + lane % 4 * 2 + e % 2, position = my_first + t * 16 + e / 2 * 8;
+            if (at > position || (p.a.window > 0 && at + p.a.window <= position)) s[t][n][e] = kMinusInfinity;
+          }
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float best = kMinusInfinity;
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n) best = fmaxf(best, fmaxf(s[t][n][2 * r], s[t][n][2 * r + 1]));
+        best = fmaxf(best, __shfl_xor_sync(kAllLanes, best, 1));
+        best = fmaxf(best, __shfl_xor_sync(kAllLanes, best, 2));
+        const float next = fmaxf(top[t][r], best);
+        // Rows without a key so far (windows, rows past the chunk) keep an offset of 0: exp2(-inf) is 0.
+        const float offset = next == kMinusInfinity ? 0.0f : next * scale;
+        const float keep = exp2_fast(top[t][r] * scale - offset);
+        top[t][r] = next;
+        float total = 0.0f;
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n) {
+          const float x = exp2_fast(s[t][n][2 * r] * scale - offset);
+          const float y = exp2_fast(s[t][n][2 * r + 1] * scale - offset);
+          total += x + y;
+          weights[t][n][r] = pack_pair(x, y, tag);
+        }
+        sum[t][r] = sum[t][r] * keep + total;
+#pragma unroll
+        for (int c = 0; c < kChannelTiles; ++c) out[t][c][2 * r] *= keep, out[t][c][2 * r + 1] *= keep;
+      }
+    }
+
+    copies_wait<0>();
+    __syncthreads();
+    if (key + kBlockK < key_end) load_tile<kDim, kBlockK>(k_tile, keys, kDim * 2, key + kBlockK, key_end);
+    copies_commit();
+
+#pragma unroll
+    for (int step = 0; step < kBlockK / 16; ++step) {
+#pragma unroll
+      for (int c = 0; c < kChannelTiles; c += 2) {
+        uint32_t b[4];
+        load_matrices_turned(b, v_tile + tile_offset<kDim>(step * 16 + lane / 8 % 2 * 8 + lane % 8, c + lane / 16));
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          const uint32_t a[4] = {weights[t][2 * step][0], weights[t][2 * step][1], weights[t][2 * step + 1][0],
+                                 weights[t][2 * step + 1][1]};
+          mma(out[t][c], a, b[0], b[1], tag);
+          mma(out[t][c + 1], a, b[2], b[3], tag);
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float total = sum[t][r];
+      total += __shfl_xor_sync(kAllLanes, total, 1);
+      total += __shfl_xor_sync(kAllLanes, total, 2);
+      const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+      const int64_t row = my_first - p.first + t * 16 + r * 8;
+      if (row >= p.n) continue;
+      auto* to = reinterpret_cast<uint32_t*>(p.out + (row * p.a.heads + head) * kDim) + lane % 4;
+#pragma unroll
+      for (int c = 0; c < kChannelTiles; ++c) {
+        to[c * 4] =
+            pack_pair(out[t][c][2 * r] * inverse, out[t][c][2 * r + 1] * inverse, static_cast<const __half*>(nullptr));
+      }
+    }
+  }
+}
+
+template <class Value, int kDim, int kTiles, int kBlockK>
+Status run(const PromptArgs& p, CardStreamHandle stream) {
+  constexpr int kBlockQ = kWarps * kTiles * 16;
+  constexpr int kBytes = (kBlockQ + 2 * kBlockK) * kDim * 2;
+  const auto kernel = attend_prompt_kernel<Value, kDim, kTiles, kBlockK>;
+  LONGKV_TRY(
+      cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "attend_prompt"));
+  const dim3 grid(unsigned(p.a.heads), unsigned((p.n + kBlockQ - 1) / kBlockQ));
+  kernel<<<grid, kWarps * 32, kBytes, stream>>>(p);
+  return launched("attend_prompt");
+}
+
+template <class Value>
+Status run(const PromptArgs& p, CardStreamHandle stream) {
+  switch (p.a.kv.dim) {
+    case 64: return run<Value, 64, 2, 64>(p, stream);
+    case 96: return run<Value, 96, 2, 64>(p, stream);
+    case 128: return run<Value, 128, 2, 64>(p, stream);
+    case 256: return run<Value, 256, 1, 32>(p, stream);
+    default: return Status(Code::kInternal, "attend_prompt: head dimension");
+  }
+}
+
+}  // namespace
+
+Status attend_prompt(const AttendArgs& a, int64_t first, int64_t n, half_t* out, CardStreamHandle stream) {
+  const PromptArgs p{a, first, n, out};
+  if (a.kv.type == KvType::kF16) return run<__half>(p, stream);
+  if (a.kv.type == KvType::kBf16) return run<__nv_bfloat16>(p, stream);
+  return Status(Code::kInternal, "attend_prompt reads f16 and bf16 rows only");
+}
+
+}  // namespace longkv::card

@@ -1,0 +1,84 @@
+// The transformer block over the card's operators: counterpart of model/graph.h. Only for sources built with CUDA.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "cuda/card_model_impl.h"
+#include "cuda/kv.h"
+#include "cuda/ops.h"
+
+namespace longkv {
+
+// Buffers and layers of one sequence. Work is queued on the stream that every call names.
+class CardGraph {
+ public:
+  // `chunk`: prompt tokens that a layer takes at a time.
+  static Result<std::unique_ptr<CardGraph>> create(std::shared_ptr<CardModel> model, int64_t context, int64_t chunk,
+                                                   KvType rows);
+  // Bytes of VRAM for chunks of that many tokens.
+  static int64_t chunk_bytes(const ModelConfig& c, int64_t chunk);
+
+  // --- one token: the residual stream is hidden(), its position lies on the card
+  float* hidden() const { return token_.hidden; }
+  int64_t* position() const { return token_.position; }
+  float* logits() const { return token_.logits; }
+  const card::half_t* query() const { return token_.q; }  // after qkv_token()
+  const float* token_qkv() const { return token_.qkv; }   // ... without a cache on the card: rotated
+  const float* chunk_qkv() const { return chunk_.qkv; }   // the same after prefill_layer()
+  // Attention that was computed elsewhere: [heads * dim] in pinned memory, for finish_token().
+  Status take_attention(const float* out, cudaStream_t stream);
+  Status begin_token(cudaStream_t stream);  // angles of the position
+  Status qkv_token(int layer, const card::CardKv& kv, cudaStream_t stream);
+  Status attend_token(int layer, const card::CardKv& kv, const card::TileList& list, cudaStream_t stream);
+  Status finish_token(int layer, cudaStream_t stream);
+  // Logits of one hidden row.
+  Status output(const float* hidden, cudaStream_t stream);
+
+  // --- chunks of a prompt
+  // Weights of a layer as halves, for the chunks that follow.
+  Status load_layer(int layer, cudaStream_t stream);
+  // Angles of n positions from `first` on.
+  Status begin_chunk(int64_t first, int64_t n, cudaStream_t stream);
+  // hidden[n][dim] is replaced. Rows go to kv and, where given, to `work`, which is then what is attended.
+  Status prefill_layer(int layer, const card::CardKv& kv, const card::CardKv* work, float* hidden, int64_t first,
+                       int64_t n, cudaStream_t stream);
+
+ private:
+  CardGraph() = default;
+  Status allocate(int64_t context, int64_t chunk);
+  Status rope(const RopeConfig& config, int64_t context, card::CardRope& out, CardBuffer& memory);
+  Status products(const CardStack& stack, const card::half_t* weights, const card::half_t* x, int64_t n, bool add,
+                  float* y, cudaStream_t stream);
+  Status matvec(const CardStack& stack, const card::CardRow& x, const float* bias, bool add, float* y,
+                cudaStream_t stream);
+  const ModelConfig& config() const { return model_->model().config(); }
+  const CardLayer& layer(int i) const { return model_->impl().layers[size_t(i)]; }
+  const card::CardRope& rope_of(const CardLayer& l) const { return l.window_rope ? rope_window_ : rope_; }
+  card::AttendArgs attend_args(const CardLayer& l, const card::CardKv& kv, const card::half_t* q) const;
+  card::AppendArgs append_args(const CardLayer& l, const card::CardKv& kv) const;
+
+  std::shared_ptr<CardModel> model_;
+  std::unique_ptr<CardGemm> gemm_;
+  card::CardRope rope_, rope_window_;
+  CardBuffer rope_memory_, rope_window_memory_, token_memory_, chunk_memory_, weight_memory_;
+  int64_t position_host_ = 0;
+
+  struct Token {
+    float *hidden, *qkv, *attention, *gate_up, *proj, *logits, *angles, *angles_window;
+    int64_t* position;
+    card::half_t* q;
+    card::CardRow row, ff;
+    card::DecodeScratch scratch;
+  } token_{};
+  struct Chunk {
+    float *qkv, *gate_up, *proj, *row_scale, *angles, *angles_window;
+    int64_t* first;
+    card::half_t *norm, *q, *attention, *act;
+  } chunk_{};
+  struct Weights {
+    card::half_t *qkv, *o, *gate_up, *down;
+  } weights_{};
+};
+
+}  // namespace longkv

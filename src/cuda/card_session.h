@@ -1,0 +1,32 @@
+// One sequence on a card. Needs no CUDA header.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/threads.h"
+#include "cuda/card_model.h"
+#include "engine/device_runner.h"
+#include "kv/recipe.h"
+#include "longkv/status.h"
+
+namespace longkv {
+
+struct CardSessionOptions {
+  int64_t context = 0;
+  int64_t chunk = 0;  // prompt tokens that pass a layer together; 0: as many as memory and speed suggest
+  bool layer_major = true;
+  Recipe recipe;
+  KvSession* kv = nullptr;  // the cache in memory, under any recipe; nullptr: the cache lies on the card
+};
+
+// What of a recipe the card cannot do: kUnsupported that names it.
+Status card_supports(const LoadedModel& model, const Recipe& recipe);
+// The same with the cache in memory: decoding is the CPU's, so only how prompts are read matters.
+Status card_supports_host_kv(const LoadedModel& model, const Recipe& recipe);
+
+// Errors: kUnsupported, kOutOfMemory (names what did not fit).
+Result<std::unique_ptr<DeviceRunner>> make_card_session(std::shared_ptr<CardModel> model,
+                                                        const CardSessionOptions& options, ThreadPool& pool);
+
+}  // namespace longkv

@@ -1,0 +1,30 @@
+// Whether the build holds code for the present card.
+#include "cuda/launch.cuh"
+
+namespace longkv {
+
+namespace {
+__global__ void empty_kernel() {}
+}  // namespace
+
+Status kernels_fit_card() {
+  cudaFuncAttributes attributes{};
+  return cuda_status(cudaFuncGetAttributes(&attributes, empty_kernel), "looking for code for the card");
+}
+
+namespace card {
+
+bool cards_overlap_kernels() {
+  static const bool overlap = [] {
+    int device = 0, major = 0;
+    cudaFuncAttributes attributes{};
+    return cudaGetDevice(&device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9 &&
+           cudaFuncGetAttributes(&attributes, empty_kernel) == cudaSuccess && attributes.binaryVersion >= 90;
+  }();
+  return overlap;
+}
+
+}  // namespace card
+
+}  // namespace longkv

@@ -1,0 +1,96 @@
+// Keys and values of one layer on the card, and the operators over them.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ops.h"
+#include "kv/types.h"
+
+namespace longkv::card {
+
+// Rows of one layer: [kv_heads][capacity][dim]. Types f16, bf16 and q8_0, the same for K and V.
+struct CardKv {
+  KvType type = KvType::kF16;
+  int kv_heads = 0;
+  int dim = 0;  // channels of K and V rows
+  int64_t capacity = 0;
+  uint8_t* k = nullptr;  // halves, bfloat16s or signed bytes
+  uint8_t* v = nullptr;
+  half_t* k_scale = nullptr;  // q8_0: [kv_heads][capacity][dim / 32]
+  half_t* v_scale = nullptr;
+};
+bool card_kv_supports(KvType type, int dim);
+// Bytes of one layer.
+int64_t card_kv_bytes(KvType type, int kv_heads, int dim, int64_t capacity);
+CardKv place_kv(KvType type, int kv_heads, int dim, int64_t capacity, uint8_t* memory);
+
+// cos and sin of n positions from first on: out[n][half][2]. fine [1024][half][2] and coarse [...][half][2] hold cos
+// and sin of position % 1024 and of 1024 * (position / 1024) in double, magnitude apart (model/rope.h). `first` is read
+// on the card.
+struct CardRope {
+  const double* fine = nullptr;
+  const double* coarse = nullptr;
+  int half = 0;  // pairs of channels
+  RopePairs pairs = RopePairs::kAdjacent;
+  float magnitude = 1.0f;
+};
+Status rope_angles(const CardRope& rope, const int64_t* first, int64_t n, float* out, CardStreamHandle stream);
+
+// After the products of q, k and v: bias, norm of heads, rotation; queries to q as halves (bfloat16 when the rows are),
+// keys and values to rows [first, first + n) of kv, and, when given, what those rows read back as to `work` (f16).
+// Without rows of its own (kv.k nullptr) kv only says the shape, and qkv is replaced by the result.
+struct AppendArgs {
+  float* qkv = nullptr;  // [n][(heads + 2 kv_heads) * dim]
+  int64_t n = 0;
+  int heads = 0;
+  const float* bias = nullptr;  // [(heads + 2 kv_heads) * dim]; nullptr: none
+  const float* q_norm = nullptr;
+  const float* k_norm = nullptr;
+  float eps = 0.0f;
+  const float* angles = nullptr;  // of rope_angles()
+  CardRope rope;
+  const int64_t* first = nullptr;  // on the card
+  half_t* q = nullptr;             // [n][heads][dim]
+  CardKv kv;
+  const CardKv* work = nullptr;
+};
+Status append_rows(const AppendArgs& a, CardStreamHandle stream);
+
+// Rows that one decoded token attends, in tiles of at most 16 neighbouring rows; no row twice.
+struct TileList {
+  const int32_t* tiles = nullptr;  // [kv_heads][stride][2]: first row, rows
+  const int32_t* count = nullptr;  // [kv_heads]
+  int64_t stride = 0;
+};
+
+struct AttendArgs {
+  const half_t* q = nullptr;  // [n][heads][dim]
+  int heads = 0;
+  CardKv kv;
+  float scale = 0.0f;
+  float softcap = 0.0f;  // 0: none
+  int64_t window = 0;    // rows that a query sees, its own included; 0: all
+};
+// One token at position *position (on the card), whose row is in kv. Work is cut into `splits` pieces of rows, each
+// giving a partial (out, lse); they are merged in order. list.tiles nullptr: all rows.
+struct DecodeScratch {
+  int splits = 0;
+  float* out = nullptr;  // [heads][splits][dim]
+  float* lse = nullptr;  // [heads][splits]
+  static int64_t bytes(int heads, int splits, int dim) { return int64_t(heads) * splits * (dim + 1) * 4; }
+};
+Status attend_token(const AttendArgs& a, const TileList& list, const int64_t* position, const DecodeScratch& scratch,
+                    CardStreamHandle stream);
+// Partials to the attention's output, as floats and integers: [heads * dim].
+Status merge_partials(const DecodeScratch& scratch, int heads, int dim, const CardRow& out, CardStreamHandle stream);
+
+// Causal attention of n prompt tokens from position `first` on, whose rows are in kv (f16 or bf16):
+// out[n][heads * dim] halves.
+Status attend_prompt(const AttendArgs& a, int64_t first, int64_t n, half_t* out, CardStreamHandle stream);
+
+// Rows [0, n) with seeded, normally distributed values.
+Status fill_rows(const CardKv& kv, int64_t n, uint64_t seed, CardStreamHandle stream);
+// Rows [first, first + n) of kv as they read back, to the same rows of work (f16).
+Status decode_rows(const CardKv& kv, int64_t first, int64_t n, const CardKv& work, CardStreamHandle stream);
+
+}  // namespace longkv::card

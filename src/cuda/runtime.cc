@@ -1,0 +1,94 @@
+#ifdef LONGKV_WITH_CUDA
+
+#include "cuda/runtime.h"
+
+#include <utility>
+
+#include "base/error.h"
+
+namespace longkv {
+
+Status cuda_status(cudaError_t error, const std::string& what) {
+  if (error == cudaSuccess) return {};
+  (void)cudaGetLastError();  // an error that does not end the context must not be met again by the next call
+  if (error == cudaErrorMemoryAllocation) return fail(Code::kOutOfMemory, "{}: the card is out of memory", what);
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorUnsupportedPtxVersion)
+    return fail(Code::kUnsupported, "{}: this build has no code for this card (LONGKV_CUDA_ARCHS)", what);
+  return fail(Code::kInternal, "{}: {} ({})", what, cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+CardBuffer& CardBuffer::operator=(CardBuffer&& o) noexcept {
+  std::swap(memory_, o.memory_);
+  std::swap(data_, o.data_);
+  std::swap(bytes_, o.bytes_);
+  return *this;
+}
+
+Result<CardBuffer> CardBuffer::create(CardMemory& memory, int64_t bytes, const std::string& name) {
+  if (bytes < 0) return fail(Code::kInternal, "{}: {} bytes asked for", name, bytes);
+  if (memory.cap_ > 0 && bytes > memory.cap_ - memory.used_) {
+    return fail(Code::kOutOfMemory, "{} needs {} MiB of VRAM, {} of the cap of {} MiB are left", name, bytes >> 20,
+                (memory.cap_ - memory.used_) >> 20, memory.cap_ >> 20);
+  }
+  CardBuffer b;
+  if (bytes == 0) return b;
+  if (const cudaError_t e = cudaMalloc(&b.data_, size_t(bytes)); e != cudaSuccess) {
+    (void)cudaGetLastError();
+    return fail(Code::kOutOfMemory, "{}: the card refuses {} MiB ({}); {} MiB are in use by this program", name,
+                bytes >> 20, cudaGetErrorString(e), memory.used_ >> 20);
+  }
+  b.memory_ = &memory;
+  b.bytes_ = bytes;
+  memory.used_ += bytes;
+  memory.peak_ = std::max(memory.peak_, memory.used_);
+  return b;
+}
+
+void CardBuffer::reset() {
+  if (data_ == nullptr) return;
+  (void)cudaFree(data_);
+  memory_->used_ -= bytes_;
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
+PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& o) noexcept {
+  std::swap(data_, o.data_);
+  std::swap(bytes_, o.bytes_);
+  return *this;
+}
+
+Result<PinnedBuffer> PinnedBuffer::create(int64_t bytes, const std::string& name) {
+  PinnedBuffer b;
+  if (const cudaError_t e = cudaMallocHost(&b.data_, size_t(bytes)); e != cudaSuccess) {
+    (void)cudaGetLastError();
+    return fail(Code::kOutOfMemory, "{}: the system refuses {} MiB of pinned memory ({})", name, bytes >> 20,
+                cudaGetErrorString(e));
+  }
+  b.bytes_ = bytes;
+  return b;
+}
+
+void PinnedBuffer::reset() {
+  if (data_ != nullptr) (void)cudaFreeHost(data_);
+  data_ = nullptr;
+}
+
+CardStream& CardStream::operator=(CardStream&& o) noexcept {
+  std::swap(stream_, o.stream_);
+  return *this;
+}
+
+CardStream::~CardStream() {
+  if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+}
+
+Result<CardStream> CardStream::create() {
+  CardStream s;
+  LONGKV_TRY(cuda_status(cudaStreamCreateWithFlags(&s.stream_, cudaStreamNonBlocking), "creating a stream"));
+  return s;
+}
+
+}  // namespace longkv
+
+#endif

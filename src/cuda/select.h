@@ -1,0 +1,43 @@
+// Choosing blocks of rows on the card: summaries, scores, top-k. Counterpart of kv/index and kv/select; the rules of a
+// choice (sinks, tail, budget) are those of kv/select/selector.h.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/kv.h"
+
+namespace longkv::card {
+
+enum class SummaryKind { kMean, kBox };
+
+// Summaries of one layer's full blocks as halves: [kv_heads][capacity][1 or 2][dim]. kMean: mean key; kBox: middle and
+// half width of the block's box, so that the score q . middle + |q| . width bounds q . key.
+struct CardSummaries {
+  SummaryKind kind = SummaryKind::kBox;
+  int block = 16;        // rows; a multiple of 16
+  int64_t capacity = 0;  // blocks
+  half_t* data = nullptr;
+};
+int64_t summary_bytes(SummaryKind kind, int kv_heads, int dim, int64_t blocks);
+
+// Blocks [first, first + n), which are full.
+Status summarize(const CardKv& kv, const CardSummaries& s, int64_t first, int64_t n, CardStreamHandle stream);
+// The block that the row at *position (on the card) completes, if it does.
+Status summarize_last(const CardKv& kv, const CardSummaries& s, const int64_t* position, CardStreamHandle stream);
+
+struct ChoiceRules {
+  int64_t budget = 0, sink = 0, local = 0;
+  bool shared = false;  // one list for all KV heads
+  bool max = false;     // a block scores as its best query head, not as their sum
+  // Tiles that a list may need.
+  int64_t tiles(int block) const { return (budget + sink + local) / 16 + 3 * (block / 16) + 4; }
+};
+
+// scores[kv_heads][s.capacity] of the full blocks before *position, then lists for attend_token(): tiles and count as
+// in TileList. q: [heads][dim] halves, as append_rows() leaves them.
+Status score_blocks(const half_t* q, int heads, const CardKv& kv, const CardSummaries& s, const ChoiceRules& rules,
+                    const int64_t* position, float* scores, CardStreamHandle stream);
+Status choose_blocks(const float* scores, int kv_heads, const CardSummaries& s, const ChoiceRules& rules,
+                     const int64_t* position, int32_t* tiles, int32_t* count, int64_t stride, CardStreamHandle stream);
+
+}  // namespace longkv::card

@@ -1,0 +1,226 @@
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/card.h"
+#include "cuda/kv.h"
+
+namespace longkv {
+namespace {
+
+using card::CardKv;
+using test::OnCard;
+
+struct Shape {
+  KvType type = KvType::kF16;
+  int heads = 4, kv_heads = 2, dim = 64;
+  int64_t capacity = 0;
+};
+
+// q, k, v of n tokens after products, their rotation in double, and the same on the card.
+struct Tokens {
+  Shape s;
+  int64_t n;
+  std::vector<float> qkv;
+  std::vector<double> turned;  // the same after rotation
+  OnCard kv_memory, q;
+  CardKv kv;
+
+  const double* row(int64_t t, int head) const {
+    return &turned[size_t((t * (s.heads + 2 * s.kv_heads) + head) * s.dim)];
+  }
+};
+
+card::CardRope make_rope(int half, RopePairs pairs, int64_t positions, std::vector<OnCard>& keep) {
+  std::vector<double> fine, coarse;
+  const auto angle = [&](int64_t p, int i) { return double(p) * std::pow(10000.0, -2.0 * i / (2 * half)); };
+  for (int64_t p = 0; p < 1024; ++p)
+    for (int i = 0; i < half; ++i) fine.insert(fine.end(), {std::cos(angle(p, i)), std::sin(angle(p, i))});
+  for (int64_t p = 0; p <= positions; p += 1024)
+    for (int i = 0; i < half; ++i) coarse.insert(coarse.end(), {std::cos(angle(p, i)), std::sin(angle(p, i))});
+  keep.push_back(OnCard::of(fine));
+  keep.push_back(OnCard::of(coarse));
+  return {keep[keep.size() - 2].as<double>(), keep.back().as<double>(), half, pairs, 1.25f};
+}
+
+// Appends n tokens at positions [0, n) in two pieces.
+Tokens make_tokens(const Shape& s, int64_t n, uint32_t seed, RopePairs pairs = RopePairs::kHalves, int rotated = 0) {
+  const int all = s.heads + 2 * s.kv_heads, half = (rotated > 0 ? rotated : s.dim) / 2;
+  Tokens t{s,
+           n,
+           test::normal_floats(n * all * s.dim, seed),
+           {},
+           OnCard(card::card_kv_bytes(s.type, s.kv_heads, s.dim, s.capacity)),
+           OnCard(n * s.heads * s.dim * 2),
+           {}};
+  t.kv = card::place_kv(s.type, s.kv_heads, s.dim, s.capacity, t.kv_memory.data());
+  std::vector<OnCard> keep;
+  const card::CardRope rope = make_rope(half, pairs, n, keep);
+  const OnCard in = OnCard::of(t.qkv);
+  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, n / 2}, {n / 2, n - n / 2}}) {
+    if (count == 0) continue;
+    const std::vector<int64_t> position = {first};
+    const OnCard at = OnCard::of(position), angles(count * 2 * half * 4);
+    EXPECT_TRUE(card::rope_angles(rope, at.as<int64_t>(), count, angles.as<float>(), nullptr).ok());
+    card::AppendArgs a;
+    a.qkv = in.as<float>() + first * all * s.dim;
+    a.n = count;
+    a.heads = s.heads;
+    a.angles = angles.as<float>();
+    a.rope = rope;
+    a.first = at.as<int64_t>();
+    a.q = t.q.as<card::half_t>() + first * s.heads * s.dim;
+    a.kv = t.kv;
+    EXPECT_TRUE(card::append_rows(a, nullptr).ok());
+    OnCard::check(cudaDeviceSynchronize());
+  }
+  t.turned.assign(t.qkv.begin(), t.qkv.end());
+  for (int64_t p = 0; p < n; ++p) {
+    for (int h = 0; h < s.heads + s.kv_heads; ++h) {
+      double* x = &t.turned[size_t((p * all + h) * s.dim)];
+      for (int i = 0; i < half; ++i) {
+        const double angle = double(p) * std::pow(10000.0, -2.0 * i / (2 * half));
+        double& a = pairs == RopePairs::kHalves ? x[i] : x[2 * i];
+        double& b = pairs == RopePairs::kHalves ? x[i + half] : x[2 * i + 1];
+        const double c = 1.25 * std::cos(angle), d = 1.25 * std::sin(angle), a0 = a, b0 = b;
+        a = a0 * c - b0 * d;
+        b = a0 * d + b0 * c;
+      }
+    }
+  }
+  return t;
+}
+
+// Full precision attention of the token at `position`, one query head.
+std::vector<double> attention_of(const Tokens& t, int64_t position, int head, double scale, double cap,
+                                 int64_t window) {
+  const int kv_head = head / (t.s.heads / t.s.kv_heads);
+  const int64_t begin = window > 0 ? std::max<int64_t>(0, position + 1 - window) : 0;
+  std::vector<double> score, out(size_t(t.s.dim));
+  double top = -1e300, sum = 0;
+  for (int64_t r = begin; r <= position; ++r) {
+    double s = 0;
+    for (int i = 0; i < t.s.dim; ++i) s += t.row(position, head)[i] * t.row(r, t.s.heads + kv_head)[i];
+    s *= scale;
+    if (cap > 0) s = cap * std::tanh(s / cap);
+    score.push_back(s);
+    top = std::max(top, s);
+  }
+  for (double& s : score) sum += s = std::exp(s - top);
+  for (int64_t r = begin; r <= position; ++r) {
+    const double w = score[size_t(r - begin)] / sum;
+    for (int i = 0; i < t.s.dim; ++i) out[size_t(i)] += w * t.row(r, t.s.heads + t.s.kv_heads + kv_head)[i];
+  }
+  return out;
+}
+
+// What rounding of rows, queries and weights does to an output of unit size: a few units of the type's last place.
+double tolerance(KvType type) { return type == KvType::kF16 ? 0.01 : type == KvType::kBf16 ? 0.06 : 0.08; }
+
+void expect_near(const std::vector<double>& want, const float* have, double allowed) {
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    ASSERT_TRUE(std::isfinite(have[i]));
+    error += (have[i] - want[i]) * (have[i] - want[i]);
+    norm += want[i] * want[i];
+  }
+  EXPECT_LE(std::sqrt(error), allowed * std::sqrt(norm));
+}
+
+TEST(CardAttention, StoredRowsAndTheirDecoding) {
+  LONGKV_NEED_CARD();
+  for (RopePairs pairs : {RopePairs::kHalves, RopePairs::kAdjacent}) {
+    for (KvType type : {KvType::kF16, KvType::kBf16, KvType::kQ8_0}) {
+      const Shape s{type, 2, 2, 96, 64};
+      const Tokens t = make_tokens(s, 37, 3, pairs, 64);
+      const OnCard memory(card::card_kv_bytes(KvType::kF16, s.kv_heads, s.dim, s.capacity));
+      const CardKv work = card::place_kv(KvType::kF16, s.kv_heads, s.dim, s.capacity, memory.data());
+      ASSERT_DONE(card::decode_rows(t.kv, 0, 37, work, nullptr));
+      const auto rows = memory.read<uint16_t>(2 * s.kv_heads * s.capacity * s.dim);
+      for (int h = 0; h < 2 * s.kv_heads; ++h) {
+        for (int64_t r = 0; r < 37; ++r) {
+          const double* want = t.row(r, s.heads + h);
+          double top = 0;
+          for (int i = 0; i < s.dim; ++i) top = std::max(top, std::abs(want[i]));
+          for (int i = 0; i < s.dim; ++i) {
+            const double step = type == KvType::kF16 ? top * 0x1p-10 : type == KvType::kBf16 ? top * 0x1p-8 : top / 240;
+            ASSERT_NEAR(test::half_float(rows[size_t((h * s.capacity + r) * s.dim + i)]), want[i], step);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CardAttention, OneTokenOverEveryShapeAndLength) {
+  LONGKV_NEED_CARD();
+  struct Case {
+    int heads, kv_heads, dim;
+    int64_t rows, window;
+    double cap;
+  };
+  const Case cases[] = {{4, 2, 64, 1, 0, 0},      {4, 2, 64, 15, 0, 0},      {8, 2, 128, 16, 0, 0},
+                        {8, 2, 128, 17, 0, 0},    {32, 8, 128, 1000, 0, 0},  {6, 6, 96, 333, 0, 30},
+                        {4, 1, 256, 700, 512, 0}, {14, 2, 64, 2049, 100, 0}, {20, 1, 64, 129, 0, 0},
+                        {9, 3, 64, 4097, 0, 0}};
+  for (KvType type : {KvType::kF16, KvType::kBf16, KvType::kQ8_0}) {
+    for (const Case& c : cases) {
+      for (int splits : {1, 5, 33}) {
+        SCOPED_TRACE(testing::Message() << kv_type_name(type) << ' ' << c.heads << '/' << c.kv_heads << " x " << c.dim
+                                        << ", " << c.rows << " rows, " << splits << " splits");
+        const Shape s{type, c.heads, c.kv_heads, c.dim, (c.rows + 31) / 16 * 16};
+        const Tokens t = make_tokens(s, c.rows, 11);
+        const OnCard scratch(card::DecodeScratch::bytes(c.heads, splits, c.dim)),
+            row(card::CardRow::bytes(c.heads * c.dim));
+        const card::DecodeScratch d{splits, scratch.as<float>(),
+                                    scratch.as<float>() + int64_t(c.heads) * splits * c.dim};
+        const std::vector<int64_t> position = {c.rows - 1};
+        const OnCard at = OnCard::of(position);
+        const auto scale = float(1 / std::sqrt(double(c.dim)));
+        const card::AttendArgs a{
+            t.q.as<card::half_t>() + (c.rows - 1) * c.heads * c.dim, c.heads, t.kv, scale, float(c.cap), c.window};
+        ASSERT_DONE(card::attend_token(a, {}, at.as<int64_t>(), d, nullptr));
+        ASSERT_DONE(card::merge_partials(d, c.heads, c.dim, card::CardRow::at(row.data(), c.heads * c.dim), nullptr));
+        const auto got = row.read<float>(c.heads * c.dim);
+        for (int h = 0; h < c.heads; ++h)
+          expect_near(attention_of(t, c.rows - 1, h, scale, c.cap, c.window), &got[size_t(h * c.dim)], tolerance(type));
+      }
+    }
+  }
+}
+
+TEST(CardAttention, PromptsInChunks) {
+  LONGKV_NEED_CARD();
+  struct Case {
+    int heads, kv_heads, dim;
+    int64_t rows, first, window;
+    double cap;
+  };
+  const Case cases[] = {{4, 2, 64, 1, 0, 0, 0},       {4, 2, 64, 200, 0, 0, 0},     {8, 2, 128, 129, 0, 0, 0},
+                        {8, 2, 128, 300, 171, 0, 0},  {6, 6, 96, 333, 64, 0, 30},   {4, 1, 256, 210, 0, 0, 0},
+                        {4, 1, 256, 300, 100, 64, 0}, {4, 2, 128, 500, 250, 70, 0}, {3, 3, 64, 1025, 1000, 0, 0}};
+  for (KvType type : {KvType::kF16, KvType::kBf16}) {
+    for (const Case& c : cases) {
+      SCOPED_TRACE(testing::Message() << kv_type_name(type) << ' ' << c.heads << '/' << c.kv_heads << " x " << c.dim
+                                      << ", " << c.rows << " rows from " << c.first << ", window " << c.window);
+      const Shape s{type, c.heads, c.kv_heads, c.dim, (c.rows + 31) / 16 * 16};
+      const Tokens t = make_tokens(s, c.rows, 17);
+      const int64_t n = c.rows - c.first;
+      const OnCard out(n * c.heads * c.dim * 2);
+      const auto scale = float(1 / std::sqrt(double(c.dim)));
+      const card::AttendArgs a{
+          t.q.as<card::half_t>() + c.first * c.heads * c.dim, c.heads, t.kv, scale, float(c.cap), c.window};
+      ASSERT_DONE(card::attend_prompt(a, c.first, n, out.as<card::half_t>(), nullptr));
+      const auto halves = out.read<uint16_t>(n * c.heads * c.dim);
+      std::vector<float> got;
+      for (uint16_t h : halves) got.push_back(test::half_float(h));
+      for (int64_t p = 0; p<n; p += n> 64 ? 7 : 1) {
+        for (int h = 0; h < c.heads; ++h)
+          expect_near(attention_of(t, c.first + p, h, scale, c.cap, c.window), &got[size_t((p * c.heads + h) * c.dim)],
+                      tolerance(type));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace longkv

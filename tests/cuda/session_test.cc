@@ -1,0 +1,295 @@
+// Whole models on the card against the CPU's f32 path.
+#include "engine/session.h"
+
+#include <cmath>
+#include <filesystem>
+
+#include "base/cpu.h"
+#include "base/threads.h"
+#include "cuda/card.h"
+#include "cuda/card_session.h"
+#include "engine/likelihood.h"
+#include "support/golden.h"
+#include "support/paths.h"
+
+namespace longkv {
+namespace {
+
+std::vector<int32_t> random_ids(int64_t n, int64_t vocab, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < n; ++i) ids.push_back(int32_t(random() % uint64_t(vocab)));
+  return ids;
+}
+
+struct Pair {
+  std::unique_ptr<ThreadPool> pool = std::make_unique<ThreadPool>(default_threads());
+  std::shared_ptr<const LoadedModel> model;
+  std::shared_ptr<CardModel> card;
+
+  std::unique_ptr<Session> session(bool on_card, int64_t context, KvType type = KvType::kF16, int64_t chunk = 0,
+                                   PrefillOrder order = PrefillOrder::kLayerMajor) const {
+    SessionOptions o;
+    o.context = context;
+    o.recipe.store.k = o.recipe.store.v = type;
+    o.products = ProductType::kF32;
+    o.order = order;
+    if (on_card) o.card = card;
+    o.card_chunk = chunk;
+    auto made = Session::create(model, o, *pool);
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    return made.ok() ? std::move(made).value() : nullptr;
+  }
+};
+
+Pair open_pair(const std::string& path) {
+  Pair p;
+  p.model = LoadedModel::load(path).value();
+  auto card = CardModel::load(p.model, {});
+  EXPECT_TRUE(card.ok()) << card.status().message();
+  if (card.ok()) p.card = std::move(card).value();
+  return p;
+}
+
+double relative_error(std::span<const float> have, std::span<const float> want) {
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    error += std::pow(double(have[i]) - want[i], 2);
+    norm += std::pow(double(want[i]), 2);
+  }
+  return std::sqrt(error / norm);
+}
+
+// Real models by name; those that are not there are left out.
+std::vector<std::string> models() {
+  std::vector<std::string> list = {test::repo_model("needle-10m-128k-f16.gguf")};
+  const char* dir = std::getenv("LONGKV_MODELS");
+  if (dir == nullptr) return list;
+  for (const auto& entry : std::filesystem::directory_iterator(dir)) {
+    if (entry.path().extension() == ".gguf") list.push_back(entry.path());
+  }
+  return list;
+}
+
+void expect_close(const Pair& p, std::span<const float> have, std::span<const float> want, const char* what,
+                  double kl_limit) {
+  ASSERT_EQ(have.size(), want.size());
+  const double kl = kl_divergence(want.data(), have.data(), p.model->config().vocab);
+  std::printf("  %s: %s, relative error %.2e, KL %.2e\n", p.model->config().name.c_str(), what,
+              relative_error(have, want), kl);
+  EXPECT_LT(kl, kl_limit) << what;
+}
+
+TEST(CardSession, LogitsOfRealModelsEqualTheCpus) {
+  LONGKV_NEED_CARD();
+  for (const std::string& path : models()) {
+    SCOPED_TRACE(path);
+    const Pair p = open_pair(path);
+    if (!p.card || !card_supports(*p.model, Recipe{}).ok()) continue;
+    const auto ids = random_ids(333, p.model->config().vocab, 5);
+    const auto cpu = p.session(false, 512), gpu = p.session(true, 512);
+    ASSERT_TRUE(cpu && gpu);
+    ASSERT_DONE(cpu->prefill(ids));
+    ASSERT_DONE(gpu->prefill(ids));
+    EXPECT_EQ(gpu->tokens(), 333);
+    expect_close(p, gpu->logits(), cpu->logits(), "prompt", 2e-3);
+    for (int i = 0; i < 5; ++i) {
+      ASSERT_DONE(cpu->decode(ids[size_t(i)]));
+      ASSERT_DONE(gpu->decode(ids[size_t(i)]));
+    }
+    // Decoding rounds activations to 8 bits, as the CPU's default does.
+    expect_close(p, gpu->logits(), cpu->logits(), "decoded", 2e-2);
+    EXPECT_EQ(gpu->kv_stats().steps, 5);
+  }
+}
+
+TEST(CardSession, TinyModelsOfEveryFamily) {
+  LONGKV_NEED_CARD();
+  int run = 0;
+  for (const std::string& name : test::tiny_goldens()) {
+    SCOPED_TRACE(name);
+    const auto model = LoadedModel::load(test::tiny_model(name)).value();
+    const auto card = CardModel::load(model, {});
+    if (!card.ok()) {  // heads of a size that the card has no kernel for
+      EXPECT_EQ(card.status().code(), Code::kUnsupported) << card.status().message();
+      continue;
+    }
+    const Pair p{std::make_unique<ThreadPool>(default_threads()), model, *card};
+    const auto ids = random_ids(90, model->config().vocab, 6);
+    const auto cpu = p.session(false, 128), gpu = p.session(true, 128);
+    ASSERT_DONE(cpu->prefill(ids));
+    ASSERT_DONE(gpu->prefill(ids));
+    EXPECT_LT(relative_error(gpu->logits(), cpu->logits()), 0.02);
+    ++run;
+  }
+  std::printf("  %d tiny models on the card\n", run);
+}
+
+TEST(CardSession, ChunksOrdersSinksAndCutsAgree) {
+  LONGKV_NEED_CARD();
+  const Pair p = open_pair(models().front());
+  ASSERT_TRUE(p.card);
+  const int64_t vocab = p.model->config().vocab;
+  const auto ids = random_ids(700, vocab, 9);
+  const auto whole = p.session(true, 1024), pieces = p.session(true, 1024, KvType::kF16, 96);
+  const auto by_chunk = p.session(true, 1024, KvType::kF16, 128, PrefillOrder::kChunkMajor);
+  ASSERT_DONE(whole->prefill(ids));
+  ASSERT_DONE(pieces->prefill(ids));
+  std::vector<float> last;
+  int64_t rows = 0;
+  ASSERT_DONE(by_chunk->prefill(
+      ids, {}, nullptr,
+      [&](int64_t first, int64_t n, const float* logits) {
+        EXPECT_EQ(first, 650 + rows);
+        rows += n;
+        last.assign(logits + (n - 1) * vocab, logits + n * vocab);
+      },
+      650));
+  EXPECT_EQ(rows, 50);
+  EXPECT_LT(relative_error(pieces->logits(), whole->logits()), 5e-3);
+  EXPECT_LT(relative_error(by_chunk->logits(), whole->logits()), 5e-3);
+  EXPECT_LT(relative_error(last, whole->logits()), 5e-3);
+
+  // A prompt in two calls, and one that was cut back, continue as the whole does.
+  const auto later = p.session(true, 1024);
+  const std::span<const int32_t> all(ids);
+  ASSERT_DONE(later->prefill(all.first(400)));
+  ASSERT_DONE(later->decode(3));
+  ASSERT_DONE(later->truncate(400));
+  ASSERT_DONE(later->prefill(all.subspan(400)));
+  EXPECT_LT(relative_error(later->logits(), whole->logits()), 5e-3);
+
+  // Same input, same bits.
+  const auto again = p.session(true, 1024);
+  ASSERT_DONE(again->prefill(ids));
+  EXPECT_EQ(relative_error(again->logits(), whole->logits()), 0.0);
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_DONE(again->decode(i));
+    ASSERT_DONE(whole->decode(i));
+  }
+  EXPECT_EQ(relative_error(again->logits(), whole->logits()), 0.0);
+}
+
+TEST(CardSession, RowTypes) {
+  LONGKV_NEED_CARD();
+  const Pair p = open_pair(models().front());
+  ASSERT_TRUE(p.card);
+  const auto ids = random_ids(600, p.model->config().vocab, 10);
+  const auto f16 = p.session(true, 1024);
+  ASSERT_DONE(f16->prefill(ids));
+  for (KvType type : {KvType::kBf16, KvType::kQ8_0}) {
+    const auto other = p.session(true, 1024, type, 128);
+    ASSERT_DONE(other->prefill(std::span<const int32_t>(ids).first(300)));
+    ASSERT_DONE(other->prefill(std::span<const int32_t>(ids).subspan(300)));
+    EXPECT_LT(relative_error(other->logits(), f16->logits()), 0.05) << kv_type_name(type);
+    EXPECT_GT(relative_error(other->logits(), f16->logits()), 0.0) << kv_type_name(type);
+    EXPECT_EQ(other->kv_bytes_held() < f16->kv_bytes_held(), type == KvType::kQ8_0);
+  }
+}
+
+// A recipe chooses the same rows on both, so its answers differ as those of full attention do.
+TEST(CardSession, ChosenRowsAsOnTheCpu) {
+  LONGKV_NEED_CARD();
+  const Pair p = open_pair(models().front());
+  ASSERT_TRUE(p.card);
+  const auto ids = random_ids(3000, p.model->config().vocab, 12);
+  for (const char* text : {"quest:budget=256", "quest:budget=4096",
+                           "index=mean(block=32,coarse=1) + "
+                           "select=topk(budget=512,sink=16,local=64,heads=shared)"}) {
+    SCOPED_TRACE(text);
+    SessionOptions o;
+    o.context = 4096;
+    o.recipe = parse_recipe(text).value();
+    o.products = ProductType::kF32;
+    auto cpu = Session::create(p.model, o, *p.pool);
+    o.card = p.card;
+    auto gpu = Session::create(p.model, o, *p.pool);
+    ASSERT_TRUE(cpu.ok() && gpu.ok());
+    ASSERT_DONE((*cpu)->prefill(ids));
+    ASSERT_DONE((*gpu)->prefill(ids));
+    for (int i = 0; i < 40; ++i) {
+      ASSERT_DONE((*cpu)->decode(ids[size_t(i)]));
+      ASSERT_DONE((*gpu)->decode(ids[size_t(i)]));
+    }
+    const double kl = kl_divergence((*cpu)->logits().data(), (*gpu)->logits().data(), p.model->config().vocab);
+    std::printf("  %s: KL %.2e\n", text, kl);
+    EXPECT_LT(kl, 0.05);
+    EXPECT_NEAR(double((*gpu)->kv_stats().rows_attended), double((*cpu)->kv_stats().rows_attended),
+                0.1 * double((*cpu)->kv_stats().rows_attended));
+  }
+}
+
+// Weights on the card, cache in memory: any recipe that decodes.
+TEST(CardSession, CacheInMemory) {
+  LONGKV_NEED_CARD();
+  const Pair p = open_pair(models().front());
+  ASSERT_TRUE(p.card);
+  const auto ids = random_ids(2500, p.model->config().vocab, 13);
+  const std::span<const int32_t> all(ids);
+  for (const char* text : {"full", "q8", "onebit:budget=256", "ktransformers:budget=1024,local=256", "kivi4"}) {
+    SCOPED_TRACE(text);
+    SessionOptions o;
+    o.context = 4096;
+    o.recipe = parse_recipe(text).value();
+    o.products = ProductType::kF32;
+    auto cpu = Session::create(p.model, o, *p.pool);
+    o.card = p.card;
+    o.card_kv = false;
+    o.card_chunk = 640;
+    auto gpu = Session::create(p.model, o, *p.pool);
+    ASSERT_TRUE(cpu.ok());
+    ASSERT_TRUE(gpu.ok()) << gpu.status().message();
+    ASSERT_DONE((*cpu)->prefill(ids));
+    ASSERT_DONE((*gpu)->prefill(ids));
+    EXPECT_EQ((*gpu)->tokens(), 2500);
+    expect_close(p, (*gpu)->logits(), (*cpu)->logits(), "prompt", 5e-3);
+    for (int i = 0; i < 20; ++i) {
+      ASSERT_DONE((*cpu)->decode(ids[size_t(i)]));
+      ASSERT_DONE((*gpu)->decode(ids[size_t(i)]));
+    }
+    expect_close(p, (*gpu)->logits(), (*cpu)->logits(), "decoded", 0.1);
+    EXPECT_EQ((*gpu)->kv_bytes_held(), (*cpu)->kv_bytes_held());
+  }
+  // In two prompts: the first one's rows come back to the card.
+  SessionOptions o;
+  o.context = 4096;
+  o.products = ProductType::kF32;
+  auto whole = Session::create(p.model, o, *p.pool);
+  o.card = p.card;
+  o.card_kv = false;
+  auto pieces = Session::create(p.model, o, *p.pool);
+  ASSERT_TRUE(whole.ok() && pieces.ok());
+  ASSERT_DONE((*whole)->prefill(ids));
+  ASSERT_DONE((*pieces)->prefill(all.first(1111)));
+  ASSERT_DONE((*pieces)->prefill(all.subspan(1111)));
+  expect_close(p, (*pieces)->logits(), (*whole)->logits(), "two prompts", 5e-3);
+  o.recipe = parse_recipe("snapkv").value();
+  EXPECT_EQ(Session::create(p.model, o, *p.pool).status().code(), Code::kUnsupported);
+}
+
+TEST(CardSession, CapsAndRefusals) {
+  LONGKV_NEED_CARD();
+  const auto model = LoadedModel::load(models().front()).value();
+  const auto small = CardModel::load(model, {0, int64_t(1) << 20});
+  ASSERT_FALSE(small.ok());
+  EXPECT_EQ(small.status().code(), Code::kOutOfMemory);
+  constexpr int64_t kCap = int64_t(300) << 20;
+  const auto card = CardModel::load(model, {0, kCap}).value();
+  ThreadPool pool(2);
+  SessionOptions o;
+  o.context = int64_t(1) << 20;
+  o.card = card;
+  const auto large = Session::create(model, o, pool);
+  ASSERT_FALSE(large.ok());
+  EXPECT_EQ(large.status().code(), Code::kOutOfMemory);
+  EXPECT_NE(large.status().message().find("KV cache of 1048576 tokens"), std::string::npos) << large.status().message();
+  o.context = 4096;
+  const auto fits = Session::create(model, o, pool);
+  ASSERT_TRUE(fits.ok()) << fits.status().message();
+  EXPECT_LE(card->vram_peak(), kCap);
+  o.recipe = parse_recipe("snapkv").value();
+  EXPECT_EQ(Session::create(model, o, pool).status().code(), Code::kUnsupported);
+}
+
+}  // namespace
+}  // namespace longkv
