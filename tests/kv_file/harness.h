@@ -35,6 +35,7 @@ inline std::unique_ptr<Session> make(const std::shared_ptr<const LoadedModel>& m
   o.context = context;
   auto recipe = parse_recipe(kv);
   EXPECT_TRUE(recipe.ok()) << kv << ": " << recipe.status().message();
+  if (!recipe.ok()) return nullptr;
   o.recipe = *recipe;
   auto session = Session::create(model, o, pool);
   EXPECT_TRUE(session.ok()) << kv << ": " << session.status().message();
