@@ -9,7 +9,7 @@ shift 2 2>/dev/null || shift $#
 steps=${*:-test decode prefill}
 export LD_LIBRARY_PATH="$dir/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 cublas=$(find / -name libcublasLt.so.13 -not -path '/proc/*' 2>/dev/null | head -1)
-export LD_LIBRARY_PATH="$LD_LIBRARY_PATH:$(dirname "$cublas")"
+LD_LIBRARY_PATH="$LD_LIBRARY_PATH:$(dirname "$cublas")"
 exec > >(tee "$out/device_cuda.txt") 2>&1
 
 date -u
