@@ -27,6 +27,7 @@ Status check_savable(const Session& session) {
 }  // namespace
 
 Status write_session(Session& session, KvFileWriter& writer) {
+  if (session.on_card()) return fail(Code::kUnsupported, "a sequence on a card is not saved; read it without -ngl");
   LONGKV_TRY(check_savable(session));
   writer.text("fingerprint", session_fingerprint(session));
   const Session::Origin& origin = session.origin();
@@ -45,7 +46,6 @@ Status write_session(Session& session, KvFileWriter& writer) {
 }
 
 Result<uint64_t> save_session(Session& session, const std::string& path, bool compress) {
-  if (session.on_card()) return fail(Code::kUnsupported, "a sequence on a card is not saved; read it without -ngl");
   LONGKV_ASSIGN(AtomicFile file, AtomicFile::create(path));
   KvWriteOptions options;
   options.compress = compress;
@@ -92,6 +92,7 @@ Result<KvRestored> restore_session(Session& session, const std::shared_ptr<const
   if (std::any_of(info.ids.begin(), info.ids.end(), [&](int32_t id) { return id < 0 || id >= c.vocab; })) {
     return fail(Code::kCorrupt, "KV file '{}': a token is outside of the vocabulary of {}", file->path(), c.vocab);
   }
+  if (session.on_card()) return fail(Code::kUnsupported, "KV files go on without a card; leave -ngl out");
   LONGKV_ASSIGN(std::unique_ptr<KvSession> kv, session.make_kv(session.kv().recipe()));
   KvFileLoader loader(file, options.verify);
   std::vector<float> logits;
