@@ -15,6 +15,7 @@ void add_plan(CLI::App& app, int& exit_code);
 void add_ppl(CLI::App& app, int& exit_code);
 void add_search_prefill(CLI::App& app, int& exit_code);
 void add_run(CLI::App& app, int& exit_code);
+void add_serve(CLI::App& app, int& exit_code);
 void add_train(CLI::App& app, int& exit_code);
 void add_tokenize(CLI::App& app, int& exit_code);
 void add_version(CLI::App& app, int& exit_code);

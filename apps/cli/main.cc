@@ -32,6 +32,7 @@ int main(int argc, char** argv) {
   set_up_help(app);
   add_run(app, exit_code);
   add_chat(app, exit_code);
+  add_serve(app, exit_code);
   add_bench(app, exit_code);
   add_ppl(app, exit_code);
   add_eval_kv(app, exit_code);

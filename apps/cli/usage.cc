@@ -13,7 +13,7 @@ namespace longkv::cli {
 
 namespace {
 
-constexpr std::array<std::string_view, 8> kShort = {"-ctk", "-ctv", "-ub", "-fa", "-pg", "-sys", "-ngl", "-dev"};
+constexpr std::array<std::string_view, 9> kShort = {"-ctk", "-ctv", "-ub", "-fa", "-pg", "-sys", "-ngl", "-dev", "-np"};
 
 // Texts that may be empty: what the user says to the model.
 constexpr std::array<std::string_view, 2> kMayBeEmpty = {"--prompt", "--system-prompt"};

@@ -174,11 +174,8 @@ Status Session::check_logits() const {
   return {};
 }
 
-Status Session::prefill(std::span<const int32_t> ids, const PrefillProgress& progress, const std::atomic<bool>* cancel,
-                        const LogitsSink& sink, int64_t sink_from) {
-  const int64_t n = int64_t(ids.size());
-  if (n == 0) return {};
-  const int64_t start = tokens();
+Status Session::check_prompt(std::span<const int32_t> ids) const {
+  const int64_t n = int64_t(ids.size()), start = tokens();
   if (start + n > options_.context) {
     return fail(Code::kInvalidArgument, "{} tokens are held and {} more do not fit the context of {}", start, n,
                 options_.context);
@@ -190,12 +187,22 @@ Status Session::prefill(std::span<const int32_t> ids, const PrefillProgress& pro
         "it, or read smaller pieces (kvzip:chunk={})",
         start + n, piece, options_.context, std::max<int64_t>(1, piece / 4));
   }
-  const ModelConfig& c = model().config();
+  const int64_t vocab = model().config().vocab;
   for (int32_t id : ids) {
-    if (id < 0 || id >= c.vocab) {
-      return fail(Code::kInvalidArgument, "token id {} is outside the vocabulary of {}", id, c.vocab);
+    if (id < 0 || id >= vocab) {
+      return fail(Code::kInvalidArgument, "token id {} is outside the vocabulary of {}", id, vocab);
     }
   }
+  return {};
+}
+
+Status Session::prefill(std::span<const int32_t> ids, const PrefillProgress& progress, const std::atomic<bool>* cancel,
+                        const LogitsSink& sink, int64_t sink_from) {
+  const int64_t n = int64_t(ids.size());
+  if (n == 0) return {};
+  const int64_t start = tokens();
+  LONGKV_TRY(check_prompt(ids));
+  const ModelConfig& c = model().config();
   if (device_) {
     const Status read = device_->prefill(ids, progress, cancel, sink, sink_from, logits_);
     ids_.resize(std::min(ids_.size(), size_t(tokens())));
@@ -286,15 +293,21 @@ Status Session::prefill_span(std::span<const int32_t> ids, int64_t prompt_end, b
   }
   if (sink && done_before + n > sink_from) {
     const int64_t first = std::max<int64_t>(sink_from - done_before, 0);
-    constexpr int64_t kLogitRows = 64;
-    sink_logits_.resize(size_t(kLogitRows * c.vocab));
-    for (int64_t t = first; t < n; t += kLogitRows) {
-      const int64_t count = std::min(kLogitRows, n - t);
-      graph_.logits(hidden_.data() + t * c.dim, count, sink_logits_.data());
-      sink(done_before + t, count, sink_logits_.data());
-    }
+    deliver(sink, done_before + first, n - first, hidden_.data() + first * c.dim);
   }
   return {};
+}
+
+// Logits of n tokens to the sink, a few at a time.
+void Session::deliver(const LogitsSink& sink, int64_t first, int64_t n, const float* hidden) {
+  constexpr int64_t kLogitRows = 64;
+  const ModelConfig& c = model().config();
+  sink_logits_.resize(size_t(kLogitRows * c.vocab));
+  for (int64_t t = 0; t < n; t += kLogitRows) {
+    const int64_t count = std::min(kLogitRows, n - t);
+    graph_.logits(hidden + t * c.dim, count, sink_logits_.data());
+    sink(first + t, count, sink_logits_.data());
+  }
 }
 
 Status Session::decode(int32_t id) {
@@ -321,14 +334,18 @@ Status Session::decode(int32_t id) {
     full_logits_ = logits_;
   }
   LONGKV_TRY(decode_layers(id, position));
-  ids_.resize(size_t(position));
-  ids_.push_back(id);
-  origin_.one_prompt = origin_.resumed = false;
+  note_decoded(position, id);
   if (last_checked_) {
     kl_sum_ += kl_divergence(full_logits_.data(), logits_.data(), c.vocab);
     ++kl_steps_;
   }
   return check_logits();
+}
+
+void Session::note_decoded(int64_t position, int32_t id) {
+  ids_.resize(size_t(position));
+  ids_.push_back(id);
+  origin_.one_prompt = origin_.resumed = false;
 }
 
 Status Session::decode_layers(int32_t id, int64_t position) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -44,6 +45,11 @@ struct SessionOptions {
   std::function<std::vector<int32_t>(int64_t i, std::span<const int32_t> before)> repeat_prefix = {};
 };
 
+// Whether under this recipe a row depends on its token and those before it alone, so that any beginning of a sequence
+// can be continued as if nothing had followed it: no eviction, no encoding of old rows, no sparse reading, no choice by
+// the prompt's last queries.
+bool keeps_prefixes(const Recipe& recipe);
+
 class Session {
  public:
   // Errors: kInvalidArgument (context or recipe), kOutOfMemory.
@@ -56,6 +62,28 @@ class Session {
   // what it held before), kInternal (logits are not finite).
   Status prefill(std::span<const int32_t> ids, const PrefillProgress& progress = {},
                  const std::atomic<bool>* cancel = nullptr, const LogitsSink& sink = {}, int64_t sink_from = 0);
+
+  // The same in pieces of work, for callers that share the machine between several sequences: start_prompt() checks
+  // like prefill(), then every read_piece() passes one chunk through one layer, chunk-major, until it returns true and
+  // logits() belongs to the last token. Rows and logits are those of prefill(), bit for bit.
+  // Errors of read_piece(): as prefill(); drop_prompt() must follow.
+  // `at_most` makes the next chunk about so short, in steps of kPieceTokens, so that a piece takes less time; it is
+  // ignored where a chunk's length could change a bit: for products of floating-point weights, and for recipes to which
+  // chunks matter (see keeps_prefixes()).
+  static constexpr int64_t kPieceTokens = 32;
+  // `sink` receives the logits of all tokens, as in prefill(), when their chunk has passed the last layer.
+  Status start_prompt(std::span<const int32_t> ids, LogitsSink sink = {});
+  Result<bool> read_piece(const std::atomic<bool>* cancel = nullptr, int64_t at_most = INT64_MAX);
+  // Tokens of the chunk that the next piece belongs to; 0: it begins a new one.
+  int64_t piece_tokens() const { return prompt_ && prompt_->layer > 0 ? prompt_->count : 0; }
+  // Of a prompt under way: work done, token-layers in units of tokens.
+  int64_t prompt_progress() const {
+    return prompt_ ? prompt_->done + prompt_->count * prompt_->layer / model().config().layers : 0;
+  }
+  // Gives up a prompt that start_prompt() began. Chunks that passed all layers stay where nothing depends on the
+  // prompt's end (see keeps_prefixes()); otherwise the sequence is as before, or empty where that cannot be restored.
+  void drop_prompt();
+  bool keeps_prefixes() const { return longkv::keeps_prefixes(kv_->recipe()); }
 
   // Feeds one token; logits() then predicts the next.
   Status decode(int32_t id);
@@ -119,6 +147,7 @@ class Session {
   static int64_t hidden_bytes(const ModelConfig& config, int64_t n);
 
  private:
+  friend class BatchDecoder;
   Session(std::shared_ptr<const LoadedModel> model, const SessionOptions& options, std::unique_ptr<KvSession> kv,
           ThreadPool& pool);
   // Reads ids that pass through all layers before the next span starts.
@@ -130,7 +159,21 @@ class Session {
   bool free_pieces() const;
   Status check_logits() const;
   void note_prompt(int64_t start, int64_t end);
+  void note_decoded(int64_t position, int32_t id);
   Status decode_layers(int32_t id, int64_t position);
+
+  struct Prompt {
+    std::vector<int32_t> ids;
+    int64_t start = 0;   // tokens held before it
+    int64_t done = 0;    // tokens of it that passed all layers
+    int64_t count = 0;   // of the chunk under way
+    int layer = 0;       // next of that chunk
+    bool joins = false;  // its rows are those of reading the whole sequence at once
+    LogitsSink sink = {};
+  };
+  void deliver(const LogitsSink& sink, int64_t first, int64_t n, const float* hidden);
+  Status check_prompt(std::span<const int32_t> ids) const;
+  int64_t cut_chunk(int64_t position, int64_t full, int64_t at_most) const;
 
   SessionOptions options_;
   ThreadPool& pool_;
@@ -143,6 +186,7 @@ class Session {
   std::vector<float> logits_;
   std::vector<float> sink_logits_;
   std::vector<float> full_logits_;
+  std::optional<Prompt> prompt_;           // being read in pieces
   std::vector<TokenClass> token_classes_;  // [vocab], for recipes that want them
   int check_every_ = 0;
   int64_t decoded_ = 0;

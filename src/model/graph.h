@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/threads.h"
@@ -44,8 +45,14 @@ class Graph {
   // One layer for one decoded token.
   Status decode_layer(int layer, KvSession& kv, float* hidden, int64_t position);
 
-  // Final norm and output matrix: logits [tokens][vocab] of the given hidden rows.
-  void logits(const float* hidden, int64_t tokens, float* out);
+  // One layer for one decoded token of each of several sequences: hidden [rows][dim], row i at positions[i] of kvs[i].
+  // A row's result is that of decode_layer() alone, bit for bit. Sequences whose results[i] is an error already are
+  // left out; what fails in one sequence is noted there and does not disturb the others.
+  void decode_rows(int layer, std::span<KvSession* const> kvs, float* hidden, std::span<const int64_t> positions,
+                   std::span<Status> results);
+
+  // Final norm and output matrix: logits [tokens][vocab] of the given hidden rows; `apart`: of several sequences.
+  void logits(const float* hidden, int64_t tokens, float* out, bool apart = false);
 
   const LoadedModel& model() const { return *model_; }
   const std::shared_ptr<const LoadedModel>& model_pointer() const { return model_; }
@@ -54,8 +61,9 @@ class Graph {
   static int64_t scratch_bytes(const ModelConfig& config, int64_t tokens);
 
  private:
-  void project_qkv(const LayerWeights& l, int layer, const float* hidden, int64_t tokens, int64_t first_position);
-  void finish_layer(const LayerWeights& l, float* hidden, int64_t tokens);
+  void project_qkv(const LayerWeights& l, const float* hidden, int64_t tokens, bool apart = false);
+  void rotate(int layer, int64_t first_row, int64_t tokens, int64_t first_position);
+  void finish_layer(const LayerWeights& l, float* hidden, int64_t tokens, bool apart = false);
   void reserve(int64_t tokens);
 
   std::shared_ptr<const LoadedModel> model_;

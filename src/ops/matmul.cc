@@ -8,7 +8,8 @@
 
 namespace longkv {
 
-void MatmulInput::reset(const float* x, int64_t tokens, int64_t cols) {
+void MatmulInput::reset(const float* x, int64_t tokens, int64_t cols, bool apart) {
+  apart_ = apart;
   x_ = x;
   tokens_ = tokens;
   cols_ = cols;
@@ -36,9 +37,9 @@ void Matmul::run(const Weight& w, MatmulInput& in, float* y, int64_t y_stride) {
   const int64_t tokens = in.tokens();
   if (type_ == ProductType::kInt8 && has_int8_form(w.type)) {
     const QuantizedRows& x = in.quantized(pool_);
-    return tokens <= kFewTokens ? matvec_int8(w, x, y, y_stride, pool_) : matmul_int8(w, x, y, y_stride, pool_);
+    return in.few() ? matvec_int8(w, x, y, y_stride, pool_) : matmul_int8(w, x, y, y_stride, pool_);
   }
-  if (tokens <= kFewTokens) return matvec_f32(w, in.x(), tokens, y, y_stride, pool_);
+  if (in.few()) return matvec_f32(w, in.x(), tokens, y, y_stride, pool_);
   if (type_ == ProductType::kBf16) {
     if (matmul_bf16(w, in.x(), tokens, y, y_stride, pool_)) return;
     (void)notice("oneDNN refused a bf16 product; prompts are multiplied in fp32 from here on");
@@ -48,7 +49,7 @@ void Matmul::run(const Weight& w, MatmulInput& in, float* y, int64_t y_stride) {
 }
 
 void Matmul::run(std::span<const MatmulOutput> outputs, MatmulInput& in) {
-  const bool one_job = type_ == ProductType::kInt8 && in.tokens() <= kFewTokens &&
+  const bool one_job = type_ == ProductType::kInt8 && in.few() &&
                        std::ranges::all_of(outputs, [](const MatmulOutput& o) { return has_int8_form(o.w->type); });
   if (one_job) return matvec_int8(outputs, in.quantized(pool_), pool_);
   for (const MatmulOutput& o : outputs) run(*o.w, in, o.y, o.y_stride);

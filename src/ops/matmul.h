@@ -17,7 +17,10 @@ inline constexpr int64_t kFewTokens = 4;
 class MatmulInput {
  public:
   // x: [tokens][cols], contiguous; must outlive the object's use. Cheap: nothing is rounded yet.
-  void reset(const float* x, int64_t tokens, int64_t cols);
+  // `apart`: the rows are decoded tokens of several sequences and go to the matrix-vector kernels however many they
+  // are, so that a row's result is the one it has alone, bit for bit.
+  void reset(const float* x, int64_t tokens, int64_t cols, bool apart = false);
+  bool few() const { return apart_ || tokens_ <= kFewTokens; }
   const float* x() const { return x_; }
   int64_t tokens() const { return tokens_; }
   int64_t cols() const { return cols_; }
@@ -27,6 +30,7 @@ class MatmulInput {
   const float* x_ = nullptr;
   int64_t tokens_ = 0;
   int64_t cols_ = 0;
+  bool apart_ = false;
   bool rounded_ = false;
   QuantizedRows rows_;
 };

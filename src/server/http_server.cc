@@ -1,0 +1,222 @@
+#include "server/http_server.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <set>
+#include <thread>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "server/api_response.h"
+#include "server/http_listener.h"
+#include "server/http_routes.h"
+#include "server/openapi.h"
+#include "server/ui.h"
+
+namespace longkv::server {
+
+namespace {
+
+using httplib::Request;
+using httplib::Response;
+
+// As long for a wrong key as for the right one.
+bool equal_in_constant_time(const std::string& given, const std::string& key) {
+  unsigned char difference = given.size() == key.size() ? 0 : 1;
+  for (size_t i = 0; i < key.size(); ++i) {
+    difference |= static_cast<unsigned char>(key[i] ^ (given.empty() ? 0 : given[i % given.size()]));
+  }
+  return difference == 0;
+}
+
+std::string host_name(const std::string& host) {
+  if (host.starts_with('[')) return host.substr(0, host.find(']') + 1);
+  return host.substr(0, host.find(':'));
+}
+
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "[::1]" || host == "::1" || host.starts_with("127.");
+}
+
+}  // namespace
+
+struct HttpServer::Impl {
+  Impl(Service& s, const HttpOptions& o)
+      : options(o),
+        listener(o.limits,
+                 o.threads > 0 ? o.threads : s.options().scheduler.slots + int(s.options().scheduler.queue) + 16),
+        routes{s, options, listener.stopping()} {
+    set_up();
+  }
+
+  void set_up();
+  bool may_enter(const Request& request, Response& response) const;
+  void allow_origin(const Request& request, Response& response) const;
+  void route(const char* method, const char* path, httplib::Server::Handler handler);
+
+  HttpOptions options;
+  Listener listener;
+  HttpRoutes routes;
+  std::set<std::string> paths;
+  int port = 0;
+  std::atomic<bool> ended{false};  // serve() returned
+};
+
+void HttpServer::Impl::route(const char* method, const char* path, httplib::Server::Handler handler) {
+  paths.insert(path);
+  std::string(method) == "GET" ? listener.Get(path, std::move(handler)) : listener.Post(path, std::move(handler));
+}
+
+void HttpServer::Impl::set_up() {
+  const auto bind = [this](void (HttpRoutes::*member)(const Request&, Response&)) {
+    return [this, member](const Request& request, Response& response) { (routes.*member)(request, response); };
+  };
+  for (const char* path : {"/health", "/v1/health"}) route("GET", path, bind(&HttpRoutes::health));
+  for (const char* path : {"/v1/models", "/models"}) route("GET", path, bind(&HttpRoutes::models));
+  for (const char* path : {"/v1/chat/completions", "/chat/completions"}) route("POST", path, bind(&HttpRoutes::chat));
+  for (const char* path : {"/v1/completions", "/completions"}) route("POST", path, bind(&HttpRoutes::completions));
+  route("POST", "/completion", bind(&HttpRoutes::native));
+  route("POST", "/tokenize", bind(&HttpRoutes::tokenize));
+  route("POST", "/detokenize", bind(&HttpRoutes::detokenize));
+  route("POST", "/apply-template", bind(&HttpRoutes::apply_template));
+  route("GET", "/props", bind(&HttpRoutes::props));
+  route("GET", "/slots", bind(&HttpRoutes::slots));
+  listener.Post("/slots/([0-9]{1,6})", bind(&HttpRoutes::slot_action));
+  route("GET", "/metrics", bind(&HttpRoutes::metrics));
+  for (const char* path : {"/v1/embeddings", "/embeddings", "/v1/rerank", "/rerank", "/infill", "/v1/messages",
+                           "/v1/responses", "/lora-adapters", "/v1/audio/transcriptions"})
+    route("POST", path, bind(&HttpRoutes::not_implemented));
+  route("GET", "/openapi.json",
+        [](const Request&, Response& response) { response.set_content(openapi_json(), "application/json"); });
+  for (const UiFile& file : ui_files()) {
+    if (!options.ui && file.path != std::string_view("/openapi.yaml")) continue;
+    route("GET", file.path, [&file](const Request&, Response& response) {
+      response.set_header("Content-Security-Policy",
+                          "default-src 'self'; img-src 'self' data:; style-src 'self'; base-uri 'none'; form-action "
+                          "'none'; frame-ancestors 'none'");
+      response.set_content(file.data, file.size, file.type);
+    });
+  }
+
+  listener.set_pre_routing_handler([this](const Request& request, Response& response) {
+    response.set_header("X-Content-Type-Options", "nosniff");
+    response.set_header("Cache-Control", "no-store");
+    allow_origin(request, response);
+    if (!may_enter(request, response)) {
+      // The body was not read.
+      Connection::current()->close_after_answer();
+      return httplib::Server::HandlerResponse::Handled;
+    }
+    return httplib::Server::HandlerResponse::Unhandled;
+  });
+  listener.Options(".*", [](const Request&, Response& response) { response.status = 204; });
+  listener.set_exception_handler([](const Request&, Response& response, std::exception_ptr e) {
+    std::string what = "unknown";
+    try {
+      std::rethrow_exception(e);
+    } catch (const std::bad_alloc&) {
+      return answer_error(response, {503, "unavailable_error", "the server has no memory for this request"});
+    } catch (const std::exception& found) {
+      what = found.what();
+    } catch (...) {
+    }
+    log_info("internal error: {}", what);
+    answer_error(response, {500, "server_error", "internal error"});
+  });
+  // What the library refuses by itself has no body yet.
+  listener.set_error_handler([this](const Request& request, Response& response) {
+    if (!response.body.empty()) return;
+    if (Connection* connection = Connection::current()) connection->close_after_answer();
+    ApiError error{response.status, "invalid_request_error", "the request cannot be read"};
+    if (response.status == 404) {
+      const bool known = paths.contains(request.path);
+      error.status = known ? 405 : 404;
+      error.type = known ? "invalid_request_error" : "not_found_error";
+      error.message = known ? fmt::format("{} does not serve {}", request.path.substr(0, 200), request.method)
+                            : fmt::format("there is no {}", request.path.substr(0, 200));
+    } else if (response.status == 413) {
+      error.message = fmt::format("the body is larger than {} bytes", options.limits.body_bytes);
+    } else if (response.status == 414) {
+      error.message = "the address is too long";
+    }
+    answer_error(response, error);
+  });
+}
+
+void HttpServer::Impl::allow_origin(const Request& request, Response& response) const {
+  const std::string origin = request.get_header_value("Origin");
+  if (origin.empty() || options.origins.empty()) return;
+  const bool any = std::ranges::find(options.origins, "*") != options.origins.end();
+  if (!any && std::ranges::find(options.origins, origin) == options.origins.end()) return;
+  response.set_header("Access-Control-Allow-Origin", any ? "*" : origin);
+  response.set_header("Vary", "Origin");
+  response.set_header("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+  response.set_header("Access-Control-Allow-Headers", "Authorization, Content-Type, X-Api-Key");
+}
+
+// Pages of other sites must not use a server that listens for its own machine only, whatever name they found for it.
+bool HttpServer::Impl::may_enter(const Request& request, Response& response) const {
+  const std::string host = request.get_header_value("Host"), origin = request.get_header_value("Origin");
+  if (is_loopback(options.host) && !host.empty() && !is_loopback(host_name(host))) {
+    answer_error(response, {403, "permission_error", "the Host header names another machine than this one"});
+    return false;
+  }
+  const bool own = origin.empty() || origin == "http://" + host || origin == "https://" + host;
+  if (!own && !response.has_header("Access-Control-Allow-Origin")) {
+    answer_error(response,
+                 {403, "permission_error", "pages of this origin may not call the server; see --cors-origins"});
+    return false;
+  }
+  if (request.has_header("Longkv-Packed")) {
+    answer_error(response, {415, "invalid_request_error", "compressed bodies are not supported"});
+    return false;
+  }
+  if (options.api_keys.empty() || request.method == "OPTIONS") return true;
+  const bool open = request.path == "/health" || request.path == "/v1/health" ||
+                    std::ranges::any_of(ui_files(), [&](const UiFile& f) { return request.path == f.path; });
+  if (open) return true;
+  std::string given = request.get_header_value("Authorization");
+  given = given.starts_with("Bearer ") ? given.substr(7) : request.get_header_value("X-Api-Key");
+  bool right = false;
+  for (const std::string& key : options.api_keys) right |= equal_in_constant_time(given, key);
+  if (!right) answer_error(response, {401, "authentication_error", "the API key is missing or wrong"});
+  return right;
+}
+
+HttpServer::HttpServer(Service& service, const HttpOptions& options)
+    : impl_(std::make_unique<Impl>(service, options)) {}
+HttpServer::~HttpServer() = default;
+
+Status HttpServer::bind() {
+  const HttpOptions& o = impl_->options;
+  errno = 0;
+  if (o.port == 0) {
+    impl_->port = impl_->listener.bind_to_any_port(o.host);
+    if (impl_->port > 0) return {};
+  } else if (impl_->listener.bind_to_port(o.host, o.port)) {
+    impl_->port = o.port;
+    return {};
+  }
+  return fail(Code::kIo, "cannot listen on {} port {}: {}; choose another with --port", o.host, o.port,
+              errno != 0 ? std::strerror(errno) : "the address is not known here");
+}
+
+int HttpServer::port() const { return impl_->port; }
+
+void HttpServer::serve() {
+  if (!impl_->listener.stopping()) impl_->listener.listen_after_bind();
+  impl_->ended = true;
+}
+
+void HttpServer::stop() {
+  impl_->listener.say_stopping();
+  // The library forgets a stop that comes before it accepts.
+  while (!impl_->ended && !impl_->listener.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  impl_->listener.stop();
+}
+
+}  // namespace longkv::server

@@ -1,0 +1,58 @@
+#include "server/openapi.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "server/ui.h"
+
+namespace longkv::server {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Plain scalars of the file are numbers, true, false or text; quoted ones are text.
+Json scalar(const YAML::Node& node) {
+  const std::string& text = node.Scalar();
+  if (node.Tag() == "!") return text;
+  if (text == "true" || text == "false") return text == "true";
+  char* end = nullptr;
+  const long long whole = std::strtoll(text.c_str(), &end, 10);
+  if (!text.empty() && *end == '\0') return whole;
+  const double number = std::strtod(text.c_str(), &end);
+  if (!text.empty() && *end == '\0' && text.find_first_not_of("0123456789.-") == std::string::npos) return number;
+  return text;
+}
+
+// The file is ours and nests a dozen levels.
+Json convert(const YAML::Node& node) {
+  if (node.IsMap()) {
+    Json j = Json::object();
+    for (const auto& pair : node) j[pair.first.Scalar()] = convert(pair.second);
+    return j;
+  }
+  if (node.IsSequence()) {
+    Json j = Json::array();
+    for (const auto& item : node) j.push_back(convert(item));
+    return j;
+  }
+  return node.IsScalar() ? scalar(node) : Json();
+}
+
+}  // namespace
+
+const std::string& openapi_json() {
+  static const std::string text = [] {
+    for (const UiFile& file : ui_files()) {
+      if (file.path == std::string_view("/openapi.yaml"))
+        return convert(YAML::Load(std::string(file.data, file.size))).dump();
+    }
+    return std::string("{}");
+  }();
+  return text;
+}
+
+}  // namespace longkv::server

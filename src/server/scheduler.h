@@ -1,0 +1,110 @@
+// One thread that owns all slots: it reads prompts piece by piece between the decode steps of running answers.
+//
+// Delay of a running answer: between two of its tokens lie one decode step of all answering slots and prompt work of at
+// most `prompt_share` steps (or one piece of prompt: the smallest chunk through one layer, where that takes longer).
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/batch.h"
+#include "engine/session.h"
+#include "server/metrics.h"
+#include "server/request.h"
+#include "server/slot.h"
+#include "tokenizer/tokenizer.h"
+
+namespace longkv::server {
+
+struct SchedulerOptions {
+  int slots = 1;
+  size_t queue = 64;          // requests that may wait for a slot
+  double prompt_share = 1.5;  // prompt work between two decode steps, in decode steps
+  SessionOptions session;
+};
+
+// What /slots shows.
+struct SlotInfo {
+  int id = 0;
+  SlotState state = SlotState::kIdle;
+  std::string recipe, request;
+  int64_t context = 0;
+  int64_t held = 0;  // tokens
+  int64_t prompt_tokens = 0, prompt_done = 0, cached = 0;
+  int64_t answered = 0, max_tokens = -1;
+  int64_t kv_bytes = 0;
+  double read_per_token = 0;  // K, V and summary bytes that decoding read for a token of this answer
+  double captured_mass = -1;  // of its checked steps; -1: none
+  SamplingParams sampling;
+};
+
+class Scheduler {
+ public:
+  // Errors: see Session::create.
+  static Result<std::unique_ptr<Scheduler>> create(std::shared_ptr<const LoadedModel> model, const Tokenizer& tokenizer,
+                                                   const SchedulerOptions& options, ThreadPool& pool);
+  ~Scheduler();
+
+  // Events of the request come through the queue, the last one Finished or a Status. Null: too many requests wait.
+  std::shared_ptr<EventQueue> submit(GenerateRequest request);
+  // Runs `work` on the scheduler's thread with a slot that serves nobody. Errors: kInvalidArgument (no such slot, or it
+  // is busy), kCancelled (the server ends), those of `work`.
+  Status with_idle_slot(int slot, const std::function<Status(Slot&)>& work);
+
+  Counters counters() const;
+  std::vector<SlotInfo> slots() const;
+  const SchedulerOptions& options() const { return options_; }
+
+ private:
+  Scheduler(std::shared_ptr<const LoadedModel> model, const SchedulerOptions& options, const Tokenizer& tokenizer,
+            ThreadPool& pool);
+  void loop();
+  bool busy(SlotState state) const;
+  void do_works();
+  void drop_gone();
+  void assign();
+  Slot* best_slot(const GenerateRequest& request);
+  void read_prompts();
+  Slot* next_prompt();
+  void answer();
+  void abandon(Slot& slot, const Status& reason, bool broken = false);
+  void count_end(const Slot& slot, const Job& job, const Status& status);
+  void publish();
+
+  SchedulerOptions options_;
+  const Tokenizer& tokenizer_;
+  BatchDecoder batch_;
+  std::vector<std::unique_ptr<Slot>> slots_;  // the thread's
+  double step_seconds_ = 0;                   // running mean of decode steps
+  double token_seconds_ = 0;                  // running mean of a prompt token in one layer
+  uint64_t turn_ = 0;
+  std::vector<Clock::time_point> last_token_;  // [slots]
+  Clock::time_point published_;
+  Counters now_;  // the thread's
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable wake_;
+  std::deque<std::shared_ptr<Job>> waiting_;
+  struct SlotWork {
+    int slot = 0;
+    const std::function<Status(Slot&)>* work = nullptr;
+    Status result;
+    bool begun = false, done = false;
+  };
+  std::deque<SlotWork*> works_;
+  std::condition_variable work_done_;
+  Counters counters_;
+  std::vector<SlotInfo> infos_;
+  int64_t refused_ = 0;
+  int busy_ = 0;  // slots that serve a request
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace longkv::server

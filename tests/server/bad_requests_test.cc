@@ -1,0 +1,210 @@
+// What is wrong is told to whoever sent it, and the server goes on.
+#include "harness.h"
+
+namespace longkv::server {
+namespace {
+
+void expect_error(const Reply& reply, int status, const std::string& what) {
+  EXPECT_EQ(reply.status, status) << what << reply.body;
+  const json j = reply.parsed();
+  ASSERT_TRUE(j.contains("error")) << what;
+  EXPECT_EQ(j["error"]["code"], status);
+  EXPECT_FALSE(j["error"]["message"].get<std::string>().empty());
+  EXPECT_FALSE(j["error"]["type"].get<std::string>().empty());
+}
+
+TEST(BadRequests, WrongFields) {
+  TestServer server;
+  const std::pair<const char*, json> wrong[] = {{"temperature", "hot"},
+                                                {"temperature", -1},
+                                                {"top_p", 2},
+                                                {"top_k", 1.5},
+                                                {"max_tokens", "many"},
+                                                {"max_tokens", -2},
+                                                {"max_tokens", 1e300},
+                                                {"stop", 7},
+                                                {"stop", json::array({1})},
+                                                {"stop", json::array({std::string(5000, 'x')})},
+                                                {"stream", "yes"},
+                                                {"stream_options", {{"include_usage", true}}},
+                                                {"n", 2},
+                                                {"best_of", 3},
+                                                {"logit_bias", {{"999999", 1}}},
+                                                {"logit_bias", {{"x", 1}}},
+                                                {"logit_bias", "x"},
+                                                {"logit_bias", {{"1", "y"}}},
+                                                {"seed", "s"},
+                                                {"seed", 18446744073709551615ull},
+                                                {"logprobs", 50},
+                                                {"response_format", "json"},
+                                                {"response_format", {{"type", "xml"}}},
+                                                {"response_format", {{"type", "json_schema"}}},
+                                                {"response_format", {{"type", 3}}},
+                                                {"json_schema", {{"type", "widget"}}},
+                                                {"json_schema", {{"$ref", "#"}}},
+                                                {"kv", "nonsense"},
+                                                {"kv", 3},
+                                                {"kv_check", -1},
+                                                {"kv_reuse", "maybe"},
+                                                {"id_slot", 99},
+                                                {"samplers", {"magic"}},
+                                                {"samplers", 4},
+                                                {"grammar", "root ::= x"},
+                                                {"suffix", "tail"},
+                                                {"timeout", -1},
+                                                {"no_such_field", 1},
+                                                {"prompt", 5},
+                                                {"prompt", {1, -1}},
+                                                {"prompt", {1, 99999999}},
+                                                {"prompt", {"a", "b"}},
+                                                {"prompt", json::array()},
+                                                {"prompt", ""},
+                                                {"messages", json::array()},
+                                                {"repeat_penalty", 0},
+                                                {"presence_penalty", 1e9},
+                                                {"echo", 1}};
+  for (const auto& [name, value] : wrong) {
+    json body = completion("abc");
+    body[name] = value;
+    expect_error(server.post("/v1/completions", body), 400, std::string(name) + " " + value.dump().substr(0, 60) + " ");
+  }
+  const json messages[] = {json(),
+                           5,
+                           json::array(),
+                           {5},
+                           json::array({json::object()}),
+                           json::array({{{"role", "user"}}}),
+                           json::array({{{"role", "alien"}, {"content", "x"}}}),
+                           json::array({{{"role", 1}, {"content", "x"}}}),
+                           json::array({{{"role", "user"}, {"content", 5}}}),
+                           json::array({{{"role", "user"}, {"content", json::array({{{"type", "image_url"}}})}}})};
+  for (const json& m : messages)
+    expect_error(server.post("/v1/chat/completions", json{{"messages", m}}), 400, m.dump());
+  expect_error(server.post("/v1/chat/completions", chat("x", {{"top_logprobs", 3}})), 400, "top_logprobs ");
+  expect_error(server.post("/v1/chat/completions", chat("x", {{"tools", json::array({1})}})), 400, "tools ");
+  EXPECT_EQ(server.post("/v1/completions", completion("abc")).status, 200);
+}
+
+TEST(BadRequests, BodiesThatAreNoJson) {
+  TestServer server;
+  const std::string bodies[] = {"",
+                                "{",
+                                "[]",
+                                "null",
+                                "\"x\"",
+                                "{\"prompt\":\"a\"",
+                                "{\"prompt\":\"\xff\xfe\"}",
+                                "{\"prompt\":\"\\ud800\"}",
+                                "{'prompt':1}",
+                                std::string(100000, '['),
+                                "{\"a\":" + std::string(100000, '{'),
+                                std::string("{\"prompt\":\"a\0b\"}", 16),
+                                "{\"prompt\":\"a\"} trailing"};
+  for (const std::string& body : bodies) {
+    for (const char* path :
+         {"/v1/completions", "/v1/chat/completions", "/completion", "/tokenize", "/detokenize", "/apply-template"})
+      expect_error(server.post_text(path, body), 400, std::string(path) + " " + body.substr(0, 40) + " ");
+  }
+  expect_error(server.post("/tokenize", json{{"content", 5}}), 400, "tokenize ");
+  expect_error(server.post("/detokenize", json{{"tokens", {-1}}}), 400, "detokenize ");
+  expect_error(server.post("/detokenize", json{{"tokens", "x"}}), 400, "detokenize ");
+  EXPECT_EQ(server.get("/health").status, 200);
+}
+
+TEST(BadRequests, APromptOverTheContext) {
+  TestServer server;
+  for (const bool stream : {false, true}) {
+    const Reply reply = server.post("/v1/completions", completion(std::string(512, 'x'), {{"stream", stream}}));
+    expect_error(reply, 400, "");
+    const json error = reply.parsed()["error"];
+    EXPECT_EQ(error["type"], "exceed_context_size_error");
+    EXPECT_EQ(error["n_prompt_tokens"], 512);
+    EXPECT_EQ(error["n_ctx"], 512);
+  }
+  // One token less leaves room for the one that the last logits give, and the one after it.
+  const json j = server.post("/v1/completions", completion(std::string(511, 'x'), {{"max_tokens", 9}})).parsed();
+  EXPECT_EQ(j["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(j["usage"]["completion_tokens"], 2);
+}
+
+TEST(BadRequests, PathsAndMethods) {
+  TestServer server;
+  expect_error(server.get("/nothing"), 404, "");
+  expect_error(server.get("/v1/chat/completions"), 405, "");
+  expect_error(server.post_text("/health", ""), 405, "");
+  expect_error(server.post_text("/v1/embeddings", "{}"), 501, "");
+  expect_error(server.get("/" + std::string(9000, 'a')), 414, "");
+  EXPECT_EQ(server.get("/../../etc/passwd").status, 404);
+  EXPECT_EQ(server.get("/%2e%2e/%2e%2e/etc/passwd").status, 404);
+}
+
+TEST(BadRequests, SizesAndSlowness) {
+  TestServer server([](ServiceOptions&, HttpOptions& h) {
+    h.limits.body_bytes = 10000;
+    h.limits.head_time = std::chrono::milliseconds(300);
+    h.limits.body_time = std::chrono::milliseconds(300);
+  });
+  expect_error(server.post_text("/v1/completions", std::string(20000, ' ')), 413, "");
+  // The same without a length: chunks without end.
+  Wire chunks(server.port());
+  chunks.send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
+  for (int i = 0; i < 200 && chunks.send("400\r\n" + std::string(1024, ' ') + "\r\n"); ++i) {
+  }
+  const Reply reply = parse_reply(chunks.read([](const std::string&) { return false; }, 5));
+  EXPECT_TRUE(reply.status == 0 || reply.status >= 400) << reply.status;
+  // Headers without end, and a head and a body that never come.
+  Wire headers(server.port());
+  headers.send("GET /health HTTP/1.1\r\n");
+  for (int i = 0; i < 2000 && headers.send("X-" + std::to_string(i) + ": " + std::string(100, 'x') + "\r\n"); ++i) {
+  }
+  headers.read([](const std::string&) { return false; }, 5);
+  EXPECT_TRUE(headers.closed());
+  for (const char* text :
+       {"GET /heal", "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"}) {
+    Wire slow(server.port());
+    slow.send(text);
+    const auto begin = std::chrono::steady_clock::now();
+    slow.read([](const std::string&) { return false; }, 5);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(3)) << text;
+    EXPECT_TRUE(slow.closed());
+  }
+  expect_error(server.post_text("/tokenize", "{}", "Content-Encoding: gzip\r\n"), 415, "");
+  EXPECT_EQ(server.get("/health").status, 200);
+}
+
+TEST(BadRequests, KeysOriginsAndHosts) {
+  TestServer server([](ServiceOptions&, HttpOptions& h) {
+    h.api_keys = {"secret-1", "secret-2"};
+    h.origins = {"http://friend.example"};
+  });
+  EXPECT_EQ(server.get("/health").status, 200);
+  EXPECT_EQ(server.get("/").status, 200);
+  expect_error(server.get("/v1/models"), 401, "");
+  for (const char* wrong : {"Authorization: Bearer secret-3\r\n", "Authorization: Bearer secret-11\r\n",
+                            "Authorization: Bearer \r\n", "Authorization: Basic secret-1\r\n", "X-Api-Key: secret\r\n"})
+    expect_error(server.get("/v1/models", wrong), 401, wrong);
+  EXPECT_EQ(server.get("/v1/models", "Authorization: Bearer secret-2\r\n").status, 200);
+  EXPECT_EQ(server.get("/v1/models", "X-Api-Key: secret-1\r\n").status, 200);
+  expect_error(server.get("/v1/models", "X-Api-Key: secret-1\r\nOrigin: http://evil.example\r\n"), 403, "");
+  const Reply friendly = server.get("/v1/models", "X-Api-Key: secret-1\r\nOrigin: http://friend.example\r\n");
+  EXPECT_EQ(friendly.status, 200);
+  EXPECT_NE(friendly.head.find("Access-Control-Allow-Origin: http://friend.example"), std::string::npos);
+  EXPECT_EQ(server.get("/v1/models", "X-Api-Key: secret-1\r\nOrigin: http://localhost\r\n").status, 200);
+  expect_error(server.send("GET /health HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n"), 403, "");
+  TestServer plain;
+  EXPECT_EQ(plain.get("/health").head.find("Access-Control"), std::string::npos);
+}
+
+TEST(BadRequests, APortInUse) {
+  TestServer server;
+  HttpOptions o;
+  o.port = server.port();
+  HttpServer second(server.service(), o);
+  const Status s = second.bind();
+  EXPECT_EQ(s.code(), Code::kIo);
+  EXPECT_NE(s.message().find("port"), std::string::npos);
+  EXPECT_EQ(server.get("/health").status, 200);
+}
+
+}  // namespace
+}  // namespace longkv::server
