@@ -1,11 +1,14 @@
-// What dropping channels of old keys costs, to second order and without training: LeanK's mask linearised at alpha = 1.
+// What dropping channels of old keys costs, to second order and without training: LeanK's mask linearised where some
+// channels are dropped already.
 //
-// With delta = 1 - alpha, P the teacher's probabilities and O* its output, for row t and query head g
-//   C_tgc = sum over old j of P_j k_jc v_j  -  (sum over old j of P_j k_jc) O*_tg,
-//   dO_tg ~ -scale * sum_c delta_c q_tgc C_tgc,
-// the loss of a KV head in its layer, relative to the residual stream's mean square rms2, is delta^T H delta with
-//   H[c][c'] = scale^2 / (T * dim * rms2) * sum_t < sum_g q_tgc Wo_g C_tgc , sum_g q_tgc' Wo_g C_tgc' >.
-// Terms between heads are left out.
+// With delta = 1 for channels dropped in addition, P the probabilities and O the output under the present mask, for row
+// t and query head g
+//   C_tgc = sum over old j of P_j k_jc v_j  -  (sum over old j of P_j k_jc) O_tg,
+//   dO_tg ~ -scale * sum_c delta_c q_tgc C_tgc.
+// With z_tc = scale * sum_g q_tgc Wo_g C_tgc and e_t = sum_g Wo_g (O_tg - O*_tg), O* the teacher's, the loss of a KV
+// head in its layer is  sum_t |e_t - sum_c delta_c z_tc|^2 = base - 2 linear . delta + delta^T H delta. Terms between
+// heads are left out. The approximation holds near the mask that it was taken at, so it is taken anew after every few
+// channels.
 #pragma once
 
 #include <vector>
@@ -15,13 +18,23 @@
 
 namespace longkv {
 
-// Adds rows `rows` of the teacher's chunk to h: [kv_heads][dim_k][dim_k], not yet divided by T * dim * rms2.
-// out, lse: of attend_chunk for the same `a` with all rows dense. wo: [dim][query heads * dim_v].
-void add_channel_quadratic(const ChunkAttention& a, RowRange middle, const float* out, const float* lse,
-                           const Weight& wo, const std::vector<int64_t>& rows, double* h, ThreadPool& pool);
+// Of one KV head.
+struct ChannelQuadratic {
+  std::vector<double> h;       // [dim_k][dim_k]
+  std::vector<double> linear;  // [dim_k]
+  double base = 0;
+};
 
-// Drops channel after channel, always the one that raises delta^T H delta least. loss[i]: of keeping i * align
-// channels, [dim_k / align + 1]; order: the channels in the order they were dropped.
-void eliminate_channels(const double* h, int64_t dim_k, int64_t align, double* loss, std::vector<int>& order);
+// Adds rows `rows` of a chunk, each weighted by `weight`, to quadratics[kv_heads]. `a` has the present mask as alpha (0
+// or 1); out and lse are what attend_chunk gives for it, teacher_out what it gives without a mask. wo: [dim][query
+// heads * dim_v].
+void add_channel_quadratic(const ChunkAttention& a, const float* out, const float* lse, const float* teacher_out,
+                           const Weight& wo, const std::vector<int64_t>& rows, double weight,
+                           ChannelQuadratic* quadratics, ThreadPool& pool);
+
+// Drops `n` channels of those that `kept` marks, always the one that raises the loss least, unmarks them and appends
+// them to `order`. loss[i], i = kept channels / align, is set where their number passes a multiple of align.
+void eliminate_channels(const ChannelQuadratic& q, int64_t n, int64_t align, std::vector<bool>& kept,
+                        std::vector<int>& order, double* loss);
 
 }  // namespace longkv

@@ -58,9 +58,10 @@ class ChunkModel {
   void backward(const KvCache& prompt, RowRange middle, OldRows kind, const float* values, const ChunkTape* teacher,
                 const ChunkTape& tape, const float* dfinal, float* dvalues);
 
-  // A layer's attention as the teacher computed it, all rows counting as they are.
-  ChunkAttention dense_attention(int layer, const KvCache& prompt, const LayerTape& tape, int64_t tokens) const {
-    return attention_of(layer, prompt, {}, OldRows::kDense, nullptr, tape, tokens);
+  // A layer's attention with the teacher's queries under a mask of channels, [layers][kv_heads][dim_k].
+  ChunkAttention masked_attention(int layer, const KvCache& prompt, RowRange middle, const float* mask,
+                                  const LayerTape& tape, int64_t tokens) const {
+    return attention_of(layer, prompt, middle, OldRows::kChannels, mask, tape, tokens);
   }
 
   const ModelConfig& config() const { return model_->config(); }

@@ -11,7 +11,6 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "train/channel_quadratic.h"
 
 namespace longkv {
 
@@ -22,7 +21,9 @@ constexpr auto kCheckpointEvery = std::chrono::seconds(30);
 // Index of the lesson that judges: far from those that are learned from, whose indices count up from 0.
 constexpr int64_t kHeldOutIndex = int64_t{12} << 40;  // a multiple of every number of kinds
 constexpr int64_t kJudgements = 8;                    // during the last stage
-constexpr int64_t kQuadraticRows = 8;
+constexpr int64_t kQuadraticRows = 8;                 // of a question
+constexpr size_t kQuadraticQuestions = 4;             // of a document
+constexpr int kQuadraticRounds = 4;
 
 Status check_options(const TrainOptions& o) {
   const auto positive = [](int64_t n, const char* name) -> Status {
@@ -208,49 +209,66 @@ Status Trainer::judge() {
   return {};
 }
 
-// By head, what keeping i * align channels loses: [heads][dim_k / align + 1].
+// By head, what keeping i * align channels loses: [heads][dim_k / align + 1], and the channels in the order they go. A
+// quarter of them goes at a time; then the quadratic is taken again at the mask reached.
 Result<std::vector<double>> Trainer::channel_losses(std::vector<std::vector<int>>& orders,
                                                     const std::atomic<bool>* cancel) {
   const ModelConfig& c = model_->config();
-  const int64_t square = int64_t(c.head_dim_k) * c.head_dim_k, levels = c.head_dim_k / options_.align + 1;
-  std::vector<double> h(size_t(shape_.heads() * square), 0.0);
-  for (size_t kind = 0; kind < readings_.size(); ++kind) {
-    Reading& reading = readings_[kind];
-    if (reading.index < 0) LONGKV_TRY(read(reading, options_.lessons, int64_t(kind), length_of(int64_t(kind))));
-    const KvCache& cache = reading.session->kv().cache();
-    const RowRange middle = middle_of(reading.session->tokens());
-    const size_t questions = std::min<size_t>(4, reading.lesson.questions.size());
-    for (size_t i = 0; i < questions; ++i) {
-      if (cancel != nullptr && cancel->load()) return fail(Code::kCancelled, "stopped");
-      const Question& q = reading.lesson.questions[i];
-      LONGKV_TRY(chunks_->forward(cache, middle, q.ids, OldRows::kDense, nullptr, nullptr, teacher_));
-      std::vector<int64_t> rows;
-      const int64_t end = int64_t(q.ids.size()) - 1, n = end - q.loss_from;
-      for (int64_t r = 0; r < std::min(kQuadraticRows, n); ++r) {
-        rows.push_back(q.loss_from + r * n / std::min(kQuadraticRows, n));
-      }
-      for (int layer = 0; layer < c.layers; ++layer) {
-        if (!chunks_->learns(layer)) continue;
-        const LayerTape& tape = teacher_.layers[size_t(layer)];
-        double rms2 = 0;
-        for (float x : tape.mid) rms2 += double(x) * x / double(tape.mid.size());
-        std::vector<double> layer_h(size_t(c.kv_heads * square), 0.0);
-        const ChunkAttention a = chunks_->dense_attention(layer, cache, tape, teacher_.tokens);
-        add_channel_quadratic(a, middle, tape.attended.data(), tape.lse.data(),
-                              model_->weights().layers[size_t(layer)].o, rows, layer_h.data(), pool_);
-        const double scale = 1.0 / (double(rows.size()) * double(c.dim) * rms2);
-        for (size_t k = 0; k < layer_h.size(); ++k) h[size_t(layer) * layer_h.size() + k] += scale * layer_h[k];
-      }
-    }
-  }
+  const auto dim = size_t(c.head_dim_k);
+  const int64_t levels = c.head_dim_k / options_.align + 1;
+  std::vector<std::vector<bool>> kept(size_t(shape_.heads()), std::vector<bool>(dim, true));
   std::vector<double> losses(size_t(shape_.heads() * levels), 0.0);
   orders.assign(size_t(shape_.heads()), {});
-  for (int64_t head = 0; head < shape_.heads(); ++head) {
-    if (!shape_.head_learns(head)) continue;
-    eliminate_channels(h.data() + head * square, c.head_dim_k, options_.align, losses.data() + head * levels,
-                       orders[size_t(head)]);
+  for (size_t kind = 0; kind < readings_.size(); ++kind) {
+    if (readings_[kind].index >= 0) continue;
+    LONGKV_TRY(read(readings_[kind], options_.lessons, int64_t(kind), length_of(int64_t(kind))));
+  }
+  for (int round = 0; round < kQuadraticRounds; ++round) {
+    std::vector<ChannelQuadratic> quadratics(
+        size_t(shape_.heads()), ChannelQuadratic{std::vector<double>(dim * dim), std::vector<double>(dim), 0.0});
+    std::vector<float> mask;
+    for (const std::vector<bool>& head : kept) mask.insert(mask.end(), head.begin(), head.end());
+    for (Reading& reading : readings_) {
+      for (size_t i = 0; i < std::min(kQuadraticQuestions, reading.lesson.questions.size()); ++i) {
+        if (cancel != nullptr && cancel->load()) return fail(Code::kCancelled, "stopped");
+        LONGKV_TRY(add_quadratics(reading, reading.lesson.questions[i], mask, quadratics));
+      }
+    }
+    for (int64_t head = 0; head < shape_.heads(); ++head) {
+      if (!shape_.head_learns(head)) continue;
+      const int64_t end = c.head_dim_k * (round + 1) / kQuadraticRounds;
+      eliminate_channels(quadratics[size_t(head)], end - int64_t(orders[size_t(head)].size()), options_.align,
+                         kept[size_t(head)], orders[size_t(head)], losses.data() + head * levels);
+    }
   }
   return losses;
+}
+
+// One question's part of the quadratics, relative to the residual stream. Every layer is given the teacher's input.
+Status Trainer::add_quadratics(const Reading& reading, const Question& question, const std::vector<float>& mask,
+                               std::vector<ChannelQuadratic>& quadratics) {
+  const ModelConfig& c = model_->config();
+  const KvCache& cache = reading.session->kv().cache();
+  const RowRange middle = middle_of(reading.session->tokens());
+  LONGKV_TRY(chunks_->forward(cache, middle, question.ids, OldRows::kDense, nullptr, nullptr, teacher_));
+  const int64_t n = int64_t(question.ids.size()) - 1 - question.loss_from, taken = std::min(kQuadraticRows, n);
+  std::vector<int64_t> rows;
+  for (int64_t r = 0; r < taken; ++r) rows.push_back(question.loss_from + r * n / taken);
+  std::vector<float> out, lse;
+  for (int layer = 0; layer < c.layers; ++layer) {
+    if (!chunks_->learns(layer)) continue;
+    const LayerTape& tape = teacher_.layers[size_t(layer)];
+    double rms2 = 0;
+    for (float x : tape.mid) rms2 += double(x) * x / double(tape.mid.size());
+    const ChunkAttention a = chunks_->masked_attention(layer, cache, middle, mask.data(), tape, teacher_.tokens);
+    out.resize(tape.attended.size());
+    lse.resize(tape.lse.size());
+    attend_chunk(a, out.data(), lse.data(), pool_);
+    add_channel_quadratic(a, out.data(), lse.data(), tape.attended.data(), model_->weights().layers[size_t(layer)].o,
+                          rows, 1.0 / (double(taken) * double(c.dim) * rms2), quadratics.data() + layer * c.kv_heads,
+                          pool_);
+  }
+  return {};
 }
 
 // Scales that rank channels as elimination did: kept ones whole, dropped ones below by their order, far enough apart

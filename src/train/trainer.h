@@ -22,6 +22,7 @@
 
 #include "engine/session.h"
 #include "train/channel_counts.h"
+#include "train/channel_quadratic.h"
 #include "train/chunk_model.h"
 #include "train/lessons.h"
 
@@ -106,6 +107,8 @@ class Trainer {
   std::vector<float> effective(const std::vector<float>& values, ChannelCounts* counts) const;
   void adam(const std::vector<float>& gradient, double rate);
   Result<std::vector<double>> channel_losses(std::vector<std::vector<int>>& orders, const std::atomic<bool>* cancel);
+  Status add_quadratics(const Reading& reading, const Question& question, const std::vector<float>& mask,
+                        std::vector<ChannelQuadratic>& quadratics);
   void rank_channels(const std::vector<std::vector<int>>& orders, const ChannelCounts& counts);
   RowRange middle_of(int64_t document) const;
   int64_t length_of(int64_t document) const;

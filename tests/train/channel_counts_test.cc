@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <random>
@@ -96,23 +97,33 @@ TEST(ChannelQuadratic, EliminationFollowsTheQuadraticForm) {
   constexpr int64_t kDim = 16;
   std::mt19937 rng(9);
   std::normal_distribution<double> draw;
-  std::vector<double> z(size_t(kDim * 40)), h(size_t(kDim * kDim), 0.0);
+  std::vector<double> z(size_t(kDim * 40)), e(40);
   for (double& x : z) x = draw(rng);
-  for (int64_t a = 0; a < kDim; ++a) {
-    for (int64_t b = 0; b < kDim; ++b) {
-      for (int64_t t = 0; t < 40; ++t) h[size_t(a * kDim + b)] += z[size_t(a * 40 + t)] * z[size_t(b * 40 + t)];
+  for (double& x : e) x = draw(rng);
+  ChannelQuadratic q{std::vector<double>(size_t(kDim * kDim)), std::vector<double>(size_t(kDim)), 0.0};
+  for (int64_t t = 0; t < 40; ++t) {
+    q.base += e[size_t(t)] * e[size_t(t)];
+    for (int64_t a = 0; a < kDim; ++a) {
+      q.linear[size_t(a)] += e[size_t(t)] * z[size_t(a * 40 + t)];
+      for (int64_t b = 0; b < kDim; ++b) q.h[size_t(a * kDim + b)] += z[size_t(a * 40 + t)] * z[size_t(b * 40 + t)];
     }
   }
   std::vector<double> loss(kDim / 4 + 1);
   std::vector<int> order;
-  eliminate_channels(h.data(), kDim, 4, loss.data(), order);
-  ASSERT_EQ(order.size(), size_t(kDim));
-  for (int64_t kept = 0; kept <= kDim; kept += 4) {
-    double form = 0;
-    for (int64_t a = 0; a < kDim - kept; ++a) {
-      for (int64_t b = 0; b < kDim - kept; ++b) form += h[size_t(order[size_t(a)] * kDim + order[size_t(b)])];
+  std::vector<bool> kept(size_t(kDim), true);
+  eliminate_channels(q, 7, 4, kept, order, loss.data());
+  eliminate_channels(q, 0, 4, kept, order, loss.data());
+  ASSERT_EQ(order.size(), 7u);
+  EXPECT_EQ(std::count(kept.begin(), kept.end(), true), 9);
+  // loss = sum over t of (e_t - sum of z_tc over dropped c)^2.
+  for (int64_t dropped : {0, 4}) {
+    double expected = 0;
+    for (int64_t t = 0; t < 40; ++t) {
+      double left = e[size_t(t)];
+      for (int64_t i = 0; i < dropped; ++i) left -= z[size_t(order[size_t(i)] * 40 + t)];
+      expected += left * left;
     }
-    EXPECT_NEAR(loss[size_t(kept / 4)], form, 1e-9 * std::abs(form) + 1e-9);
+    EXPECT_NEAR(loss[size_t((kDim - dropped) / 4)], expected, 1e-9 * expected);
   }
 }
 
