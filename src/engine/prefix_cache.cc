@@ -99,6 +99,7 @@ Use PrefixCache::Impl::judge(PrefixEntry& entry, const Session& session, std::sp
 }
 
 Use PrefixCache::Impl::best(const Session& session, std::span<const int32_t> ids, std::string_view salt) {
+  if (session.on_card()) return {};
   const std::vector<KvFileId> hashes = block_hashes(root_of(session, salt), ids);
   size_t known = 0;
   while (known < hashes.size() && !store.holders(hashes[known]).empty()) ++known;
@@ -172,7 +173,7 @@ Status PrefixCache::insert(Session& session, std::string_view salt) {
   Impl& impl = *impl_;
   const std::vector<int32_t>& ids = session.ids();
   const auto n = int64_t(ids.size());
-  if (n < impl.options.min_tokens || n != session.tokens()) return {};
+  if (n < impl.options.min_tokens || n != session.tokens() || session.on_card()) return {};
   PrefixEntry entry;
   entry.root = root_of(session, salt);
   entry.id = chain_hash(entry.root, ids);

@@ -7,6 +7,8 @@
 // sessions share them until they write, and a page that is written, such as that of the open block, is copied then. An
 // entry that continues another one stores only what differs.
 //
+// Sequences on a card are left alone: nothing is found and nothing stored.
+//
 // A hit gives the bits of a miss (kv/prefix/reuse.h says how much of an entry that allows). Budgets are in bytes for
 // each tier; what leaves memory goes to the folder. The entry that saves the least work for its bytes leaves first, and
 // ages when others come; one that others continue stays as long as they do.

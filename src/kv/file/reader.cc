@@ -127,6 +127,7 @@ const KvEntry* KvFile::find(std::string_view name) const {
 Status KvFile::unpack(const Segment& segment, uint8_t* data) const {
   const KvEntry& e = segment.entry;
   const uint64_t own = e.size - e.base_bytes;
+  if (own == 0) return {};  // `data` may be null
   if (e.encoding == uint32_t(KvEncoding::kRaw)) {
     std::memcpy(data, at(e.offset), size_t(own));
   } else {
