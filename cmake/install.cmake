@@ -18,7 +18,7 @@ install(FILES ${CMAKE_BINARY_DIR}/longkv-config.cmake ${CMAKE_BINARY_DIR}/longkv
         DESTINATION ${config_dir})
 
 # The library is static, so a program that links it needs its dependencies too.
-set(LONGKV_PC_LIBS "-lhwy -lyaml-cpp -lfmt -lxxhash -lzstd -lcpp-httplib -lstdc++ -lm -lpthread")
+set(LONGKV_PC_LIBS "-lhwy -lyaml-cpp -lfmt -lxxhash -lzstd -lz -lcpp-httplib -lstdc++ -lm -lpthread")
 if(LONGKV_WITH_ONEDNN)
   string(APPEND LONGKV_PC_LIBS " -ldnnl -lgomp")
 endif()

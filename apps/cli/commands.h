@@ -8,6 +8,7 @@ namespace longkv::cli {
 
 void add_bench(CLI::App& app, int& exit_code);
 void add_chat(CLI::App& app, int& exit_code);
+void add_eval(CLI::App& app, int& exit_code);
 void add_eval_kv(CLI::App& app, int& exit_code);
 void add_inspect(CLI::App& app, int& exit_code);
 void add_kv(CLI::App& app, int& exit_code);

@@ -35,6 +35,7 @@ int main(int argc, char** argv) {
   add_serve(app, exit_code);
   add_bench(app, exit_code);
   add_ppl(app, exit_code);
+  add_eval(app, exit_code);
   add_eval_kv(app, exit_code);
   add_kv(app, exit_code);
   add_plan(app, exit_code);

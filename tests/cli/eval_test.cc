@@ -1,0 +1,178 @@
+// `longkv eval` as a user meets it: results that survive a kill, and messages for what cannot be.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "support/paths.h"
+#include "support/program.h"
+
+namespace longkv::test {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+std::string needle() { return repo_model("needle-10m-128k-f16.gguf"); }
+
+std::string fresh_dir(const std::string& name) {
+  const std::string dir = temp_path(name);
+  fs::remove_all(dir);
+  return dir;
+}
+
+std::vector<Json> lines_of(const std::string& dir) {
+  std::vector<Json> lines;
+  std::istringstream in(file_bytes(dir + "/samples.jsonl"));
+  for (std::string line; std::getline(in, line);) lines.push_back(Json::parse(line));
+  return lines;
+}
+
+// Everything but what a clock measures.
+std::string comparable(std::vector<Json> lines) {
+  std::vector<std::string> texts;
+  for (Json& j : lines) {
+    for (const char* timed : {"prefill_seconds", "seconds_per_token"}) j.erase(timed);
+    texts.push_back(j.dump());
+  }
+  std::sort(texts.begin(), texts.end());
+  std::string all;
+  for (const std::string& t : texts) all += t + "\n";
+  return all;
+}
+
+Args needle_run(const std::string& dir) {
+  return {"eval",
+          "-m",
+          needle(),
+          "-t",
+          "2",
+          "--tasks",
+          "passkey,niah_single_1",
+          "--lengths",
+          "1K",
+          "--samples",
+          "2",
+          "-o",
+          dir,
+          "--kv",
+          "full,quest:budget=256,snapkv:budget=256"};
+}
+
+TEST(CliEval, AKilledRunGoesOnWithoutLossOrRepetition) {
+  const std::string whole = fresh_dir("eval_whole"), killed = fresh_dir("eval_killed");
+  const Outcome once = longkv_program(needle_run(whole));
+  ASSERT_TRUE(succeeds(once));
+  EXPECT_NE(once.out.find("| quest:budget=256"), std::string::npos) << once.out;
+  // 2 tasks x 2 samples x 3 recipes, and one noise row a task.
+  ASSERT_EQ(lines_of(whole).size(), 14u);
+  for (const Json& j : lines_of(whole)) {
+    for (const char* field : {"task", "length", "kv", "seed", "index", "score", "text"}) EXPECT_TRUE(j.contains(field));
+    EXPECT_EQ(j["question"], "hidden");
+    EXPECT_LE(j["prompt_tokens"].get<int>() + j["new_tokens"].get<int>(), 512);
+  }
+  for (const int kill : {1, 3}) {
+    ProgramInput input;
+    input.signal = SIGKILL;
+    const std::string mark = std::to_string(kill) + " of 4 prompts";
+    input.signal_when = [mark](const Outcome& o) { return o.err.find(mark) != std::string::npos; };
+    const Outcome o = longkv_program(needle_run(killed), input);
+    EXPECT_EQ(o.signal, SIGKILL);
+    // A line that the kill tore.
+    std::ofstream(killed + "/samples.jsonl", std::ios::app) << "{\"suite\":\"lon";
+  }
+  const Outcome resumed = longkv_program(needle_run(killed));
+  ASSERT_TRUE(succeeds(resumed));
+  EXPECT_NE(resumed.err.find("the line is removed"), std::string::npos) << resumed.err;
+  EXPECT_EQ(comparable(lines_of(killed)), comparable(lines_of(whole)));
+  // Again: nothing is left to do, and more recipes or samples only add.
+  const std::string before = file_bytes(killed + "/samples.jsonl");
+  ASSERT_TRUE(succeeds(longkv_program(needle_run(killed))));
+  EXPECT_EQ(file_bytes(killed + "/samples.jsonl"), before);
+  Args more = needle_run(killed);
+  more.back() += ",q8";
+  ASSERT_TRUE(succeeds(longkv_program(more)));
+  const std::string after = file_bytes(killed + "/samples.jsonl");
+  EXPECT_EQ(after.substr(0, before.size()), before);
+  EXPECT_EQ(lines_of(killed).size(), 18u);
+  EXPECT_TRUE(fs::exists(killed + "/summary.csv"));
+  const std::string page = file_bytes(killed + "/report.html");
+  EXPECT_NE(page.find("<svg"), std::string::npos);
+  EXPECT_EQ(page.find("src="), std::string::npos) << "the page must not need anything else";
+  EXPECT_EQ(page.find("<script"), std::string::npos);
+}
+
+TEST(CliEval, TheNoiseRowIsFullAttentionToTheBit) {
+  const std::string dir = fresh_dir("eval_noise");
+  ASSERT_TRUE(succeeds(longkv_program({"eval", "-m", needle(), "-t", "2", "--tasks", "vt", "--lengths", "1K",
+                                       "--samples", "1", "-o", dir, "--kv", "full"})));
+  const std::vector<Json> lines = lines_of(dir);
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[1]["kv"], "full@threads=1");
+  EXPECT_EQ(lines[0]["text"], lines[1]["text"]);
+  EXPECT_EQ(lines[0]["answer_hash"], lines[1]["answer_hash"]);
+}
+
+TEST(CliEval, WhatDoesNotFitIsSkippedAndCounted) {
+  const std::string dir = fresh_dir("eval_skipped");
+  const Outcome o =
+      longkv_program({"eval", "-m", needle(), "-t", "2", "--tasks", "passkey", "--lengths", "128,1K", "-c", "512",
+                      "--samples", "2", "-o", dir, "--kv", "quest:budget=256", "--noise", "0"});
+  ASSERT_TRUE(succeeds(o));
+  ASSERT_EQ(lines_of(dir).size(), 8u);
+  for (const Json& j : lines_of(dir)) EXPECT_NE(j["skipped"], "") << j.dump();
+  EXPECT_NE(o.out.find("skipped"), std::string::npos) << o.out;
+}
+
+TEST(CliEval, MistakesAreSaidAndNothingIsWritten) {
+  const std::string dir = fresh_dir("eval_bad");
+  const auto run = [&](Args more) {
+    Args args = {"eval", "-m", needle()};
+    args.insert(args.end(), more.begin(), more.end());
+    return longkv_program(args);
+  };
+  EXPECT_TRUE(refuses(run({"-o", dir, "--tasks", "pass_key"}), 2, "task 'pass_key' is not known"));
+  EXPECT_TRUE(refuses(run({"-o", dir, "--samples", "0"}), 2, "--samples"));
+  EXPECT_TRUE(refuses(run({"-o", dir, "--kv", "qest"}), 2, "qest"));
+  EXPECT_TRUE(refuses(run({"-o", dir, "--lengths", "8X"}), 2, "--lengths '8X'"));
+  EXPECT_TRUE(refuses(run({"-o", dir, "--depths", "50,101"}), 2, "--depths '101'"));
+  EXPECT_TRUE(refuses(run({"-o", dir, "--tasks", "cwe"}), 2, "was not trained for cwe"));
+  EXPECT_TRUE(refuses(run({"--tasks", "vt"}), 2, "-o names the folder"));
+  EXPECT_TRUE(refuses(run({"-o", dir, "--haystack", temp_path("absent.txt")}), 1, "No such file"));
+  EXPECT_TRUE(refuses(run({"-o", "/proc/longkv", "--tasks", "vt", "--lengths", "1K"}), 1, "cannot create the folder"));
+  EXPECT_TRUE(refuses(longkv_program({"eval", "-o", dir}), 2, "-m names the model"));
+  EXPECT_FALSE(fs::exists(dir));
+  const Outcome tasks = longkv_program({"eval", "--list-tasks"});
+  EXPECT_TRUE(succeeds(tasks));
+  EXPECT_NE(tasks.out.find("kv_retrieval"), std::string::npos);
+}
+
+TEST(CliEval, ResultsOfAnotherRunAreLeftAlone) {
+  const std::string dir = fresh_dir("eval_other");
+  const Args args = {"eval",      "-m", needle(), "-t", "2",    "--tasks", "vt",      "--lengths", "1K",
+                     "--samples", "1",  "-o",     dir,  "--kv", "full",    "--noise", "0"};
+  ASSERT_TRUE(succeeds(longkv_program(args)));
+  const std::string before = file_bytes(dir + "/samples.jsonl");
+  EXPECT_TRUE(refuses(longkv_program(join(args, {"--seed", "2"})), 2, "\"seed\" is 1 there and 2 now"));
+  EXPECT_TRUE(refuses(longkv_program(join(args, {"--question", "seen"})), 2, "\"question\""));
+  EXPECT_EQ(file_bytes(dir + "/samples.jsonl"), before);
+}
+
+TEST(CliEval, AFullDiskStopsTheRunAndKeepsWholeLines) {
+  const std::string dir = fresh_dir("eval_full");
+  ProgramInput input;
+  input.file_limit = 4096;
+  const Outcome o = longkv_program(needle_run(dir), input);
+  EXPECT_EQ(o.exit_code, 1);
+  EXPECT_NE(o.err.find("samples.jsonl"), std::string::npos) << o.err;
+  const std::string text = file_bytes(dir + "/samples.jsonl");
+  EXPECT_FALSE(text.empty());
+  EXPECT_EQ(text.back(), '\n');
+  ASSERT_TRUE(succeeds(longkv_program(needle_run(dir))));
+  EXPECT_EQ(lines_of(dir).size(), 14u);
+}
+
+}  // namespace
+}  // namespace longkv::test
