@@ -324,7 +324,8 @@ void add_eval(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"auto", "plain", "needle-10m"}))
       ->capture_default_str()
       ->group(kMore);
-  command->add_option("--chat-template", o->chat_template, "chatml, llama3, mistral, gemma or phi3")->group(kMore);
+  command->add_option("--chat-template", o->chat_template, "chatml, llama3, mistral, gemma, phi3, or Jinja")
+      ->group(kMore);
   command->add_flag("--raw", o->raw, "No chat format around the prompts");
   command->add_option("--noise", o->noise, "Prompts of each cell that full attention answers again with other threads")
       ->check(CLI::Range(int64_t(0), int64_t(1) << 20))

@@ -28,6 +28,27 @@ std::string score_text(const SummaryRow& row) {
   return fmt::format("{:.0f} [{:.0f}, {:.0f}]", 100 * row.score.mean, 100 * row.score.low, 100 * row.score.high);
 }
 
+// Which harness this was, and what each recipe computed differently from full attention.
+std::string harness_text(const Summary& summary) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> phases;
+  for (const SummaryRow& r : summary.rows) {
+    if (r.score.n == 0 || r.sparse == "none") continue;
+    auto found = std::find_if(phases.begin(), phases.end(), [&](const auto& p) { return p.first == r.sparse; });
+    if (found == phases.end()) found = phases.insert(phases.end(), {r.sparse, {}});
+    if (std::find(found->second.begin(), found->second.end(), r.label) == found->second.end()) {
+      found->second.push_back(r.label);
+    }
+  }
+  if (summary.rows.empty()) return {};
+  std::string out = summary.rows[0].question == "hidden"
+                        ? "\nQuestion hidden until the document was read and compressed.\n"
+                        : "\nQuestion seen while the document was read.\n";
+  for (const auto& [phase, labels] : phases) {
+    out += fmt::format("Unlike full attention in {}: {}.\n", phase, join(labels, ", "));
+  }
+  return out;
+}
+
 }  // namespace
 
 std::string summary_csv(const Summary& summary) {
@@ -128,7 +149,7 @@ std::string summary_text(const Summary& summary) {
       out += "|\n";
     }
   }
-  return out;
+  return out + harness_text(summary);
 }
 
 }  // namespace longkv

@@ -8,6 +8,7 @@
 
 #include "support/paths.h"
 #include "support/program.h"
+#include "support/tiny_model.h"
 
 namespace longkv::test {
 namespace {
@@ -115,6 +116,23 @@ TEST(CliEval, TheNoiseRowIsFullAttentionToTheBit) {
   EXPECT_EQ(lines[0]["answer_hash"], lines[1]["answer_hash"]);
 }
 
+TEST(CliEval, BothHarnessesNameThemselves) {
+  for (const std::string question : {"hidden", "seen"}) {
+    const std::string dir = fresh_dir("eval_" + question);
+    const Outcome o =
+        longkv_program({"eval", "-m", needle(), "-t", "1", "--tasks", "passkey", "--lengths", "512", "--samples", "1",
+                        "-o", dir, "--kv", "streaming:budget=128", "--noise", "0", "--question", question});
+    ASSERT_TRUE(succeeds(o));
+    EXPECT_NE(o.out.find("Question " + question), std::string::npos) << o.out;
+    for (const Json& j : lines_of(dir)) {
+      EXPECT_EQ(j["question"], question);
+      EXPECT_EQ(j["sparse"], j["kv_label"] == "full" ? "none" : question == "seen" ? "answer" : "question, answer");
+      // The question's tokens are compared too where they are decoded under the recipe.
+      EXPECT_EQ(j["compared"].get<int>() > 40, question == "hidden") << j.dump();
+    }
+  }
+}
+
 TEST(CliEval, WhatDoesNotFitIsSkippedAndCounted) {
   const std::string dir = fresh_dir("eval_skipped");
   const Outcome o =
@@ -158,6 +176,32 @@ TEST(CliEval, ResultsOfAnotherRunAreLeftAlone) {
   EXPECT_TRUE(refuses(longkv_program(join(args, {"--seed", "2"})), 2, "\"seed\" is 1 there and 2 now"));
   EXPECT_TRUE(refuses(longkv_program(join(args, {"--question", "seen"})), 2, "\"question\""));
   EXPECT_EQ(file_bytes(dir + "/samples.jsonl"), before);
+}
+
+TEST(CliEval, ABenchmarksOwnFilesAreAnswered) {
+  std::string text;
+  for (int i = 0; i < 3; ++i) {
+    text += Json{{"context", "Line " + std::to_string(i) + " of a text."},
+                 {"question", "\nWhat is it? It is"},
+                 {"answer_prefix", ""},
+                 {"answer", {"a"}},
+                 {"task", "own"},
+                 {"max_new_tokens", 4}}
+                .dump() +
+            "\n";
+  }
+  const std::string file = write_temp("own.jsonl", text), dir = fresh_dir("eval_data");
+  const Args args = {"eval", "-m", needle(), "-t",   "1",  "--data",  file, "--samples",
+                     "2",    "-o", dir,      "--kv", "q8", "--noise", "0"};
+  const Outcome o = longkv_program(args);
+  ASSERT_TRUE(succeeds(o));
+  ASSERT_EQ(lines_of(dir).size(), 4u);
+  EXPECT_EQ(lines_of(dir)[0]["suite"], "kvpress");
+  EXPECT_EQ(lines_of(dir)[0]["task"], "own");
+  EXPECT_NE(o.out.find("Unlike full attention in question, answer: q8"), std::string::npos) << o.out;
+  const std::string damaged = write_temp("damaged.jsonl", text + "{\"context\": \n");
+  EXPECT_TRUE(refuses(longkv_program({"eval", "-m", needle(), "--data", damaged, "-o", dir + "2"}), 1,
+                      "line 4 (byte " + std::to_string(text.size()) + ")"));
 }
 
 TEST(CliEval, AFullDiskStopsTheRunAndKeepsWholeLines) {
