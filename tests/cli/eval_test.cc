@@ -128,7 +128,7 @@ TEST(CliEval, BothHarnessesNameThemselves) {
       EXPECT_EQ(j["question"], question);
       EXPECT_EQ(j["sparse"], j["kv_label"] == "full" ? "none" : question == "seen" ? "answer" : "question, answer");
       // The question's tokens are compared too where they are decoded under the recipe.
-      EXPECT_EQ(j["compared"].get<int>() > 40, question == "hidden") << j.dump();
+      EXPECT_EQ(j["compared"].get<int>() > 30, question == "hidden") << j.dump();
     }
   }
 }
