@@ -130,15 +130,17 @@ const std::vector<std::string>& eval_goods() {
 
 std::vector<std::string> draw_words(EvalRandom& random, size_t n) {
   const auto &adjectives = eval_adjectives(), &nouns = eval_nouns();
-  std::vector<std::string> words(adjectives);
-  words.insert(words.end(), nouns.begin(), nouns.end());
-  random.shuffle(words);
+  const size_t plain = adjectives.size() + nouns.size();
+  std::vector<std::string> words;
+  for (const int64_t i : random.distinct(int64_t(plain), int64_t(std::min(n, plain)))) {
+    const auto k = size_t(i);
+    words.push_back(k < adjectives.size() ? adjectives[k] : nouns[k - adjectives.size()]);
+  }
   std::set<std::string> known(words.begin(), words.end());
   while (words.size() < std::min(n, drawable_words())) {
     std::string compound = random.pick(adjectives) + random.pick(nouns);
     if (known.insert(compound).second) words.push_back(std::move(compound));
   }
-  words.resize(std::min(n, words.size()));
   return words;
 }
 

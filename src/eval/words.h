@@ -13,7 +13,7 @@ const std::vector<std::string>& eval_families();
 const std::vector<std::string>& eval_places();
 const std::vector<std::string>& eval_goods();  // plural, countable
 
-// `n` different words: plain ones in random order, then compounds of two. More words begin with the same ones.
+// `n` different words: plain ones in random order, then, where those do not suffice, compounds of two.
 class EvalRandom;
 std::vector<std::string> draw_words(EvalRandom& random, size_t n);
 // Words that draw_words() can give.
