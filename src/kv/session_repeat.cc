@@ -1,4 +1,6 @@
 // Keep stages that read the prompt again before they drop anything.
+#include <algorithm>
+
 #include "base/error.h"
 #include "kv/session_impl.h"
 
@@ -38,6 +40,8 @@ void KvSession::score_repeat(int layer, const float* q, int64_t n) {
 Status KvSession::end_repeat() {
   const int64_t from = impl_->repeat.from;
   impl_->repeat = {};
+  // The repeating input began a prompt in every layer that nothing else ends.
+  std::fill(impl_->prompt_start.begin(), impl_->prompt_start.end(), -1);
   return cache_.truncate(TokenCount{from});
 }
 

@@ -140,6 +140,9 @@ void Scheduler::do_works() {
       // The caller waits for `done`, so its function lives on while nobody holds the lock.
       lock.unlock();
       const Status result = (*item.work)(slot);
+      // Whoever asked must find the new state when it asks again.
+      published_ = {};
+      publish();
       lock.lock();
       item.result = result;
     }
