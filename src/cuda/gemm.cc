@@ -14,23 +14,19 @@ constexpr int64_t kWorkspaceBytes = int64_t(32) << 20;
 constexpr const char* kNames[] = {"libcublasLt.so.13", "/usr/local/cuda/lib64/libcublasLt.so.13"};
 }  // namespace
 
-// The functions of the library that are used, found by name.
+// The functions of the library that are used.
+#define LONGKV_CUBLAS_FUNCTIONS(use)                                                                           \
+  use(cublasLtCreate) use(cublasLtDestroy) use(cublasLtGetStatusName) use(cublasLtMatmul)                      \
+      use(cublasLtMatmulAlgoGetHeuristic) use(cublasLtMatmulDescCreate) use(cublasLtMatmulDescDestroy)         \
+          use(cublasLtMatmulDescSetAttribute) use(cublasLtMatrixLayoutCreate) use(cublasLtMatrixLayoutDestroy) \
+              use(cublasLtMatmulPreferenceCreate) use(cublasLtMatmulPreferenceDestroy)                         \
+                  use(cublasLtMatmulPreferenceSetAttribute)
+
+// They are found by name when the first session on a card asks for them.
 struct CardGemm::Library {
   void* file = nullptr;
-#define LONGKV_CUBLAS(name) decltype(&::name) name = nullptr
-  LONGKV_CUBLAS(cublasLtCreate);
-  LONGKV_CUBLAS(cublasLtDestroy);
-  LONGKV_CUBLAS(cublasLtGetStatusName);
-  LONGKV_CUBLAS(cublasLtMatmul);
-  LONGKV_CUBLAS(cublasLtMatmulAlgoGetHeuristic);
-  LONGKV_CUBLAS(cublasLtMatmulDescCreate);
-  LONGKV_CUBLAS(cublasLtMatmulDescDestroy);
-  LONGKV_CUBLAS(cublasLtMatmulDescSetAttribute);
-  LONGKV_CUBLAS(cublasLtMatrixLayoutCreate);
-  LONGKV_CUBLAS(cublasLtMatrixLayoutDestroy);
-  LONGKV_CUBLAS(cublasLtMatmulPreferenceCreate);
-  LONGKV_CUBLAS(cublasLtMatmulPreferenceDestroy);
-  LONGKV_CUBLAS(cublasLtMatmulPreferenceSetAttribute);
+#define LONGKV_CUBLAS(name) decltype(&::name) name = nullptr;
+  LONGKV_CUBLAS_FUNCTIONS(LONGKV_CUBLAS)
 #undef LONGKV_CUBLAS
 
   ~Library() {
@@ -67,21 +63,10 @@ Result<std::unique_ptr<CardGemm>> CardGemm::create(CardMemory& memory) {
   const char* missing = nullptr;
 #define LONGKV_CUBLAS(name)                                                               \
   library->name = reinterpret_cast<decltype(library->name)>(dlsym(library->file, #name)); \
-  if (library->name == nullptr) missing = #name
-  LONGKV_CUBLAS(cublasLtCreate);
-  LONGKV_CUBLAS(cublasLtDestroy);
-  LONGKV_CUBLAS(cublasLtGetStatusName);
-  LONGKV_CUBLAS(cublasLtMatmul);
-  LONGKV_CUBLAS(cublasLtMatmulAlgoGetHeuristic);
-  LONGKV_CUBLAS(cublasLtMatmulDescCreate);
-  LONGKV_CUBLAS(cublasLtMatmulDescDestroy);
-  LONGKV_CUBLAS(cublasLtMatmulDescSetAttribute);
-  LONGKV_CUBLAS(cublasLtMatrixLayoutCreate);
-  LONGKV_CUBLAS(cublasLtMatrixLayoutDestroy);
-  LONGKV_CUBLAS(cublasLtMatmulPreferenceCreate);
-  LONGKV_CUBLAS(cublasLtMatmulPreferenceDestroy);
-  LONGKV_CUBLAS(cublasLtMatmulPreferenceSetAttribute);
+  if (library->name == nullptr) missing = #name;
+  LONGKV_CUBLAS_FUNCTIONS(LONGKV_CUBLAS)
 #undef LONGKV_CUBLAS
+#undef LONGKV_CUBLAS_FUNCTIONS
   if (missing != nullptr) return fail(Code::kUnsupported, "{} has no function {}", kNames[0], missing);
   std::unique_ptr<CardGemm> gemm(new CardGemm());
   gemm->library_ = library;

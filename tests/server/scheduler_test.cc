@@ -231,14 +231,18 @@ TEST_F(SchedulerTest, AnAnswerGoesOnWhileAPromptIsRead) {
   GenerateRequest talk = request(40, 400, 5);
   auto talking = scheduler_->submit(talk);
   wait_for_text(*talking);
-  auto reading = scheduler_->submit(request(500, 1, 6));
+  auto reading = scheduler_->submit(request(2000, 1, 6));
   std::vector<double> gaps;
   auto last = Clock::now();
   std::optional<Finished> read;
+  bool talked = false;
   while (!read) {
     for (const Event& e : talking->take(milliseconds(50))) {
-      if (!std::holds_alternative<TextPiece>(e)) continue;
-      gaps.push_back(ms_between(last, Clock::now()));
+      talked |= std::holds_alternative<Finished>(e);
+      const auto* piece = std::get_if<TextPiece>(&e);
+      if (piece == nullptr || piece->ids.empty()) continue;
+      // A character may take several tokens, which come as one piece.
+      gaps.push_back(ms_between(last, Clock::now()) / double(piece->ids.size()));
       last = Clock::now();
     }
     for (const Event& e : reading->take(milliseconds(0))) {
@@ -248,11 +252,11 @@ TEST_F(SchedulerTest, AnAnswerGoesOnWhileAPromptIsRead) {
   const double step = alone.finished->timings.answer_ms / 60;
   ASSERT_GT(gaps.size(), 20u) << "tokens came while the prompt was read";
   std::sort(gaps.begin(), gaps.end());
-  // The documented bound is 2.5 steps on an idle machine; tests may share theirs with anything. A chunk through all
-  // layers would take 70 steps, the prompt 150.
-  EXPECT_LT(gaps[gaps.size() / 2], 20 * step)
-      << "ordinary step " << step << " ms, median gap " << gaps[gaps.size() / 2];
+  // The documented bound is 2.5 steps and one smallest piece on an idle machine; tests may share theirs. A chunk
+  // through all layers would take 70 steps, the prompt 600.
+  EXPECT_LT(gaps[gaps.size() / 2], 6 * step) << "ordinary step " << step << " ms, median gap " << gaps[gaps.size() / 2];
   RecordProperty("gap_99_in_steps", std::to_string(gaps[gaps.size() * 99 / 100] / step));
+  if (talked) return;
   talking->cancel();
   wait_for(*talking);
 }
