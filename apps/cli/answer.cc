@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "base/log.h"
+#include "output.h"
 #include "tokenizer/stream_decoder.h"
 
 namespace longkv::cli {
@@ -138,6 +139,19 @@ std::string cost_text(const nlohmann::ordered_json& j) {
   out += fmt::format("held    {:.0f} tokens, {:.1f} MB of KV; context {:.0f}\n", number("tokens_held"),
                      number("kv_bytes_held") / 1e6, number("context"));
   return out;
+}
+
+Status print_cost(const Answer& answer, const nlohmann::ordered_json& cost, bool json) {
+  if (json) {
+    nlohmann::ordered_json j;
+    j["text"] = answer.text;
+    j["finish"] = answer.finish;
+    j["ids"] = answer.ids;
+    j["cost"] = cost;
+    return print(json_text(j));
+  }
+  if (log_level() >= LogLevel::kInfo) log_info("\n{}", cost_text(cost));
+  return {};
 }
 
 PrefillProgress progress_line() {

@@ -46,6 +46,8 @@ struct RunCost {
 nlohmann::ordered_json cost_json(const Session& session, const Answer& answer, const RunCost& cost);
 // Several lines for standard error.
 std::string cost_text(const nlohmann::ordered_json& cost);
+// What follows an answer: all of it with its cost as JSON on standard output, or the cost as text on standard error.
+Status print_cost(const Answer& answer, const nlohmann::ordered_json& cost, bool json);
 
 // Prints "reading: tokens, tokens/s, time left" on a terminal in place, elsewhere as a line every few seconds.
 PrefillProgress progress_line();

@@ -140,16 +140,7 @@ Status restore(const KvOptions& o) {
                          [&](std::string_view part) { return o.global.json ? Status() : print(part); }));
   if (!o.global.json) LONGKV_TRY(print("\n"));
   const auto costs = cost_json(*session, answer, cost);
-  if (o.global.json) {
-    nlohmann::ordered_json j;
-    j["text"] = answer.text;
-    j["finish"] = answer.finish;
-    j["ids"] = answer.ids;
-    j["cost"] = costs;
-    LONGKV_TRY(print(json_text(j)));
-  } else if (log_level() >= LogLevel::kInfo) {
-    log_info("\n{}", cost_text(costs));
-  }
+  LONGKV_TRY(print_cost(answer, costs, o.global.json));
   if (answer.finish == "interrupted") {
     return fail(Code::kCancelled, "interrupted after {} tokens of the answer", answer.ids.size());
   }

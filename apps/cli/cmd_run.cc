@@ -121,16 +121,7 @@ Status run(const RunOptions& o) {
   if (!o.global.json) LONGKV_TRY(print("\n"));
   if (stats || o.global.json) cost.read_bandwidth = read_bandwidth(*opened.pool);
   const auto costs = cost_json(*session, answer, cost);
-  if (o.global.json) {
-    nlohmann::ordered_json j;
-    j["text"] = answer.text;
-    j["finish"] = answer.finish;
-    j["ids"] = answer.ids;
-    j["cost"] = costs;
-    LONGKV_TRY(print(json_text(j)));
-  } else if (log_level() >= LogLevel::kInfo) {
-    log_info("\n{}", cost_text(costs));
-  }
+  LONGKV_TRY(print_cost(answer, costs, o.global.json));
   if (stats) {
     const std::string text = json_text(costs);
     LONGKV_TRY(stats->write({reinterpret_cast<const uint8_t*>(text.data()), text.size()}));
