@@ -24,8 +24,9 @@ constexpr int64_t kDefaultChunk = 512;
 }  // namespace
 
 double read_bandwidth(ThreadPool& pool) {
-  // Well above the last-level cache, within what a small machine can spare.
-  const auto bytes = size_t(std::max<int64_t>(int64_t(256) << 20, 8 * int64_t(last_level_cache_bytes())));
+  // Well above the last-level cache, and no more: the first touch of memory that a virtual machine gave back to its
+  // host can take seconds for each 100 MB.
+  const auto bytes = size_t(std::max<int64_t>(int64_t(64) << 20, 4 * int64_t(last_level_cache_bytes())));
   if (available_ram_bytes() < 2 * int64_t(bytes)) return 0;
   const auto measured = measure_read_bandwidth(pool, bytes);
   return measured.ok() ? measured->median * 1e9 : 0.0;

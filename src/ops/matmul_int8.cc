@@ -48,6 +48,7 @@ struct PanelScratch {
   ScratchArray<uint8_t> levels;
   ScratchArray<float> scale, offset;
   ScratchArray<int16_t> scale16;
+  ScratchArray<float> sums;
 };
 
 // Forms of the activations that depend on the weight type, made once per product before the tasks start.
@@ -87,43 +88,33 @@ struct FineTerms {
   int64_t sum_stride;
 };
 
-// Adds the second terms of group `g` that belong to tokens [token0, token1) to y, [token][16] of which `valid` are
-// written. `panel` starts at the group.
-void add_fine_terms(const Int8Level& level, const PanelType& type, const Panel& panel, const FineTerms& fine, int64_t g,
-                    int64_t token0, int64_t token1, int valid, float* y, int64_t y_stride) {
+// Adds second terms [first, last), all of the group at which `panel` starts, to sums[token - token0][stride].
+void add_fine_terms(const Int8Level& level, const PanelType& type, const Panel& panel, const FineTerms& fine,
+                    int64_t first, int64_t last, int64_t token0, float* sums, int64_t stride) {
   const QuantizedRows& x = *fine.x;
-  const int32_t* token = x.fine_token.data();
-  const int32_t* first = std::lower_bound(token + x.fine_first[size_t(g)], token + x.fine_first[size_t(g + 1)], token0);
-  const int32_t* last = std::lower_bound(first, token + x.fine_first[size_t(g + 1)], token1);
   alignas(64) float buffer[kTokenBlock * kTileRows];
-  for (int64_t e = first - token; e < last - token; e += kTokenBlock) {
-    Int8Tile tile{};
-    tile.type = &type;
-    tile.panel = panel;
-    tile.groups = 1;
-    tile.tokens = std::min(kTokenBlock, last - token - e);
-    tile.q = x.fine_q.data() + e * kActivationGroup;
-    tile.q_stride = kActivationGroup;
-    tile.x_scale = x.fine_scale.data() + e;
-    tile.x_scale_stride = 1;
-    tile.x_sum = fine.sum == nullptr ? nullptr : fine.sum + e * fine.sum_stride;
-    tile.x_sum_stride = fine.sum_stride;
-    tile.x_zero = fine.zero == nullptr ? nullptr : fine.zero + e * fine.zero_stride;
-    tile.x_zero_stride = fine.zero_stride;
-    tile.x_sum16 = x.fine_sum16.data() + 2 * e;
-    tile.x_sum16_stride = 2;
-    tile.y = buffer;
-    tile.y_stride = kTileRows;
-    level.multiply(tile);
-    for (int64_t i = 0; i < tile.tokens; ++i) {
-      float* out = y + token[e + i] * y_stride;
-      const float* in = buffer + i * kTileRows;
-      if (valid == kTileRows) {  // a constant count becomes two or four vectors
-        for (int r = 0; r < kTileRows; ++r) out[r] += in[r];
-      } else {
-        for (int r = 0; r < valid; ++r) out[r] += in[r];
-      }
-    }
+  Int8Tile tile{};
+  tile.type = &type;
+  tile.panel = panel;
+  tile.groups = 1;
+  tile.tokens = last - first;
+  tile.q = x.fine_q.data() + first * kActivationGroup;
+  tile.q_stride = kActivationGroup;
+  tile.x_scale = x.fine_scale.data() + first;
+  tile.x_scale_stride = 1;
+  tile.x_sum = fine.sum == nullptr ? nullptr : fine.sum + first * fine.sum_stride;
+  tile.x_sum_stride = fine.sum_stride;
+  tile.x_zero = fine.zero == nullptr ? nullptr : fine.zero + first * fine.zero_stride;
+  tile.x_zero_stride = fine.zero_stride;
+  tile.x_sum16 = x.fine_sum16.data() + 2 * first;
+  tile.x_sum16_stride = 2;
+  tile.y = buffer;
+  tile.y_stride = kTileRows;
+  level.multiply(tile);
+  for (int64_t e = first; e < last; ++e) {
+    float* out = sums + (x.fine_token[size_t(e)] - token0) * stride;
+    const float* in = buffer + (e - first) * kTileRows;
+    for (int r = 0; r < kTileRows; ++r) out[r] += in[r];
   }
 }
 
@@ -216,11 +207,20 @@ void matmul_int8(const Weight& w, const QuantizedRows& x, float* y, int64_t y_st
         panels[p].scale16 = scratch.scale16.get(kMaxTaskPanels * chunk / 8 * kTileRows) + p * chunk / 8 * kTileRows;
         if (panel_rows[p] > 0) level.decode(w, row, panel_rows[p], col, columns, panels[p]);
       }
+      const int64_t chunk_groups = columns / 32;
       for (int64_t t = token0; t < token1; t += kTokenBlock) {
+        const int64_t block = std::min(kTokenBlock, token1 - t);
+        // Sums of a block of tokens, side by side: rows of y lie far apart, and at powers of two they share few sets of
+        // the caches.
+        float* sums = scratch.sums.get(kTokenBlock * kMaxTaskPanels * kTileRows);
+        const int64_t valid = std::min(task_rows, w.rows - row0);
+        if (col > 0) {
+          for (int64_t i = 0; i < block; ++i) std::copy_n(y + (t + i) * y_stride + row0, valid, sums + i * task_rows);
+        }
         Int8Tile tile{};
         tile.type = &type;
-        tile.groups = columns / 32;
-        tile.tokens = std::min(kTokenBlock, token1 - t);
+        tile.groups = chunk_groups;
+        tile.tokens = block;
         tile.q = x.q.data() + t * cols + col;
         tile.q16 = q16 == nullptr ? nullptr : q16 + t * cols + col;
         tile.q_stride = cols;
@@ -232,41 +232,26 @@ void matmul_int8(const Weight& w, const QuantizedRows& x, float* y, int64_t y_st
         tile.x_zero_stride = zero_stride;
         tile.x_sum16 = x.sum16.data() + t * 2 * groups + col / 16;
         tile.x_sum16_stride = 2 * groups;
+        tile.y_stride = task_rows;
         tile.accumulate = col > 0;
-        for (int p = 0; p < task_panels; ++p) {
-          float* out = y + t * y_stride + row0 + p * kTileRows;
-          const int valid = panel_rows[p];
-          if (valid == 0) continue;
+        for (int p = 0; p < task_panels && panel_rows[p] > 0; ++p) {
           tile.panel = panels[p];
-          if (valid == kTileRows) {
-            tile.y = out;
-            tile.y_stride = y_stride;
-            level.multiply(tile);
-            continue;
-          }
-          // The last rows: a full panel goes to a buffer, the rows that exist come back.
-          alignas(64) float buffer[kTokenBlock * kTileRows];
-          for (int64_t i = 0; i < tile.tokens && tile.accumulate; ++i) {
-            std::copy_n(out + i * y_stride, valid, buffer + i * kTileRows);
-            std::fill_n(buffer + i * kTileRows + valid, kTileRows - valid, 0.0f);
-          }
-          tile.y = buffer;
-          tile.y_stride = kTileRows;
+          tile.y = sums + p * kTileRows;
           level.multiply(tile);
-          for (int64_t i = 0; i < tile.tokens; ++i) std::copy_n(buffer + i * kTileRows, valid, out + i * y_stride);
         }
-      }
-      for (int p = 0; p < task_panels && terms > 0; ++p) {
-        if (panel_rows[p] == 0) continue;
-        for (int64_t g = 0; g < columns / 32; ++g) {
-          Panel panel = panels[p];
-          panel.levels += g * 32 * kTileRows;
-          panel.scale += g * kTileRows;
-          panel.offset += g * fine_sum_stride * kTileRows;
-          panel.scale16 += g * 2 * 2 * kTileRows;
-          add_fine_terms(level, type, panel, fine, col / 32 + g, token0, token1, panel_rows[p],
-                         y + row0 + p * kTileRows, y_stride);
+        for (int64_t g = 0; g < chunk_groups && terms > 0; ++g) {
+          const auto [first, last] = x.fine_range(col / 32 + g, t, t + block);
+          if (first == last) continue;
+          for (int p = 0; p < task_panels && panel_rows[p] > 0; ++p) {
+            Panel panel = panels[p];
+            panel.levels += g * 32 * kTileRows;
+            panel.scale += g * kTileRows;
+            panel.offset += g * fine_sum_stride * kTileRows;
+            panel.scale16 += g * 2 * 2 * kTileRows;
+            add_fine_terms(level, type, panel, fine, first, last, t, sums + p * kTileRows, task_rows);
+          }
         }
+        for (int64_t i = 0; i < block; ++i) std::copy_n(sums + i * task_rows, valid, y + (t + i) * y_stride + row0);
       }
     }
   });

@@ -6,6 +6,8 @@
 // After foreach_target.h:
 #include <hwy/highway.h>
 
+#include <algorithm>
+
 #include "base/checked.h"
 
 #ifndef LONGKV_QUANTIZE_ROWS_ONCE
@@ -185,6 +187,12 @@ void QuantizedRows::add_fine_terms(ThreadPool& pool) {
                fine_q.data() + term * kActivationGroup, fine_sum16.data() + 2 * term);
     }
   });
+}
+
+std::pair<int64_t, int64_t> QuantizedRows::fine_range(int64_t g, int64_t token0, int64_t token1) const {
+  const auto end = fine_token.begin() + fine_first[size_t(g + 1)];
+  const auto first = std::lower_bound(fine_token.begin() + fine_first[size_t(g)], end, token0);
+  return {first - fine_token.begin(), std::lower_bound(first, end, token1) - fine_token.begin()};
 }
 
 void QuantizedRows::widen(int64_t t, int16_t* wide, float* wide_scale) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "base/threads.h"
@@ -42,6 +43,9 @@ struct QuantizedRows {
 
   // Rounds x[tokens][cols] (row stride `stride` values). Buffers only grow.
   void assign(const float* x, int64_t tokens, int64_t cols, int64_t stride, ThreadPool& pool);
+
+  // [first, last) of the second terms of group `g` that belong to tokens [token0, token1).
+  std::pair<int64_t, int64_t> fine_range(int64_t g, int64_t token0, int64_t token1) const;
 
   // For kernels that multiply 16-bit activations: rounds token `t` of the source to x ~ wide_scale * wide, with
   // wide_scale = scale / 254, [cols / 32] values, and |wide| <= 127 * 254 + 127, [cols] values.
