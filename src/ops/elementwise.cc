@@ -10,6 +10,7 @@
 #include <hwy/contrib/math/math-inl.h>
 
 #include "base/checked.h"
+#include "ops/tail-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace longkv::HWY_NAMESPACE {
@@ -31,7 +32,7 @@ struct SiluMul {
   V operator()(D d, V g, int64_t i, size_t n) const {
     const V e = hn::Exp(d, hn::Min(hn::Max(hn::Neg(g), hn::Set(d, -87.0f)), hn::Set(d, 87.0f)));
     const V s = hn::Div(g, hn::Add(hn::Set(d, 1.0f), e));
-    return hn::Mul(s, hn::MaskedLoad(hn::FirstN(d, n), d, up + i));
+    return hn::Mul(s, load_first(d, up + i, n));
   }
 };
 
@@ -42,7 +43,7 @@ struct GeluMul {
     const V inner = hn::Mul(hn::Set(d, 0.7978845608028654f), hn::MulAdd(hn::Set(d, 0.044715f), g3, g));
     const V half = hn::Mul(hn::Set(d, 0.5f), g);
     const V y = hn::MulAdd(half, tanh_of(d, inner), half);
-    return hn::Mul(y, hn::MaskedLoad(hn::FirstN(d, n), d, up + i));
+    return hn::Mul(y, load_first(d, up + i, n));
   }
 };
 
@@ -60,8 +61,7 @@ HWY_INLINE void map(float* y, int64_t n, const F& f) {
   const int64_t lanes = int64_t(hn::Lanes(d));
   for (int64_t i = 0; i < n; i += lanes) {
     const size_t left = size_t(n - i < lanes ? n - i : lanes);
-    const auto mask = hn::FirstN(d, left);
-    hn::BlendedStore(f(d, hn::MaskedLoad(mask, d, y + i), i, left), mask, d, y + i);
+    store_first(f(d, load_first(d, y + i, left), i, left), d, y + i, left);
   }
 }
 

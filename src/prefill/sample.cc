@@ -16,6 +16,7 @@
 #include <hwy/highway.h>
 
 #include "ops/fast_exp-inl.h"
+#include "ops/tail-inl.h"
 #include "prefill/attention_pack-inl.h"
 #include "prefill/product-inl.h"
 
@@ -143,14 +144,14 @@ void sample_masses(const SampleSegment& segment, const float* sums, float* colum
       const VF shift = hn::Set(df, sums[2 * row]);
       const VF inverse = hn::Set(df, 1.0f / sums[2 * row + 1]);
       for (int64_t i = 0; i < n; i += kLanes) {
-        const auto seen = first_lanes(df, n - i);
         const VF p = hn::Mul(fast_exp2(df, hn::Sub(hn::Load(df, s + i), shift)), inverse);
         if (i + kLanes <= n) {
           hn::StoreU(hn::Add(hn::LoadU(df, column + i), p), df, column + i);
           hn::StoreU(hn::Add(hn::LoadU(df, skew + i), p), df, skew + i);
         } else {
-          hn::BlendedStore(hn::Add(hn::MaskedLoad(seen, df, column + i), p), seen, df, column + i);
-          hn::BlendedStore(hn::Add(hn::MaskedLoad(seen, df, skew + i), p), seen, df, skew + i);
+          const auto left = size_t(n - i);
+          store_first(hn::Add(load_first(df, column + i, left), p), df, column + i, left);
+          store_first(hn::Add(load_first(df, skew + i, left), p), df, skew + i, left);
         }
       }
     }

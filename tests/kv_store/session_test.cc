@@ -10,6 +10,7 @@
 #include "kv/plan.h"
 #include "kv_session/harness.h"
 #include "support/paths.h"
+#include "support/sanitizers.h"
 
 namespace longkv::test {
 namespace {
@@ -279,6 +280,7 @@ int64_t memory_kib(const char* key) {
 
 // Resident memory after a prompt within 5% of what is counted, which the plan knows; the peak is one raw layer more.
 TEST(StoreSession, MemoryIsReal) {
+  if (test::kSanitized) GTEST_SKIP() << "a sanitizer's allocator keeps what is freed";
   ThreadPool pool(2);
   const KvShape s = make_shape(12, 2, 1, 128);
   constexpr int64_t kRows = 16384;

@@ -11,6 +11,7 @@
 #include <hwy/contrib/math/math-inl.h>
 
 #include "ops/fast_exp-inl.h"
+#include "ops/tail-inl.h"
 
 // Loops over registers: without full unrolling GCC keeps arrays of vectors in memory.
 #ifndef LONGKV_UNROLL
@@ -81,7 +82,7 @@ void BlockScores(BitsPool pool, const float* s, int64_t block, int64_t count, fl
       }
       const auto rest = hn::FirstN(d, size_t(n - i));
       if (i < n) {
-        const auto x = hn::IfThenElse(rest, hn::MaskedLoad(rest, d, t + i), hn::Set(d, t[0]));
+        const auto x = hn::IfThenElse(rest, load_first(d, t + i, size_t(n - i)), hn::Set(d, t[0]));
         peak_lanes = hn::Max(peak_lanes, x);
         nan = hn::Add(nan, hn::Sub(x, x));
       }
@@ -92,7 +93,7 @@ void BlockScores(BitsPool pool, const float* s, int64_t block, int64_t count, fl
           sum = hn::Add(sum, fast_exp2(d, hn::Mul(hn::Sub(hn::LoadU(d, t + i), peak), scale)));
         }
         if (i < n) {
-          const auto e = fast_exp2(d, hn::Mul(hn::Sub(hn::MaskedLoad(rest, d, t + i), peak), scale));
+          const auto e = fast_exp2(d, hn::Mul(hn::Sub(load_first(d, t + i, size_t(n - i)), peak), scale));
           sum = hn::Add(sum, hn::IfThenElseZero(rest, e));
         }
       }

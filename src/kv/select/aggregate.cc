@@ -8,6 +8,7 @@
 #include <hwy/highway.h>
 
 #include "ops/fast_exp-inl.h"
+#include "ops/tail-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace longkv {
@@ -28,10 +29,10 @@ HWY_INLINE void for_each_vector(int64_t n, const Body& body) {
         hn::FirstN(d, size_t(lanes)));
   }
   if (i < n) {
-    const auto mask = hn::FirstN(d, size_t(n - i));
+    const auto left = size_t(n - i);
     body(
-        i, [&](const float* p) { return hn::MaskedLoad(mask, d, p + i); },
-        [&](auto v, float* p) { hn::BlendedStore(v, mask, d, p + i); }, mask);
+        i, [&](const float* p) { return load_first(d, p + i, left); },
+        [&](auto v, float* p) { store_first(v, d, p + i, left); }, hn::FirstN(d, left));
   }
 }
 
