@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Tests and times the CUDA part on a machine with a card. The programs and their shared libraries lie in one directory,
-# as for bench/device.sh.
-#   bench/device_cuda.sh DIRECTORY [RESULTS] [STEP...]    steps: test decode prefill sanitize (default: test decode prefill)
+# as for bench/device.sh. Every step has a time limit of its own.
+#   bench/device_cuda.sh DIRECTORY [RESULTS] [STEP...]
+# Steps: test sanitize decode prefill hybrid hybrid-prefill hybrid1m layer1m (default: all but sanitize).
 set -u
 dir=$(cd "$1" && pwd)
 out=${2:-$dir}
 shift 2 2>/dev/null || shift $#
-steps=${*:-test decode prefill}
+steps=${*:-test decode prefill hybrid hybrid-prefill hybrid1m layer1m}
 export LD_LIBRARY_PATH="$dir/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 cublas=$(find / -name libcublasLt.so.13 -not -path '/proc/*' 2>/dev/null | head -1)
 LD_LIBRARY_PATH="$LD_LIBRARY_PATH:$(dirname "$cublas")"
@@ -18,28 +19,59 @@ nvidia-smi --query-gpu=name,driver_version,memory.free --format=csv,noheader
 failed=0
 shape=llama-3.1-8b
 model=/dev/shm/synthetic-$shape.gguf
-bench() { timeout 280 "$dir/longkv" bench -q -m "$model" -t 16 -ngl all "$@" || failed=1; }
 make_model() { [ -s "$model" ] || "$dir/synthetic_model" $shape "$model" q4_0; }
+# limit of seconds, then arguments of bench; the largest use of the card that nvidia-smi saw meanwhile stands below.
+bench() {
+  local limit=$1 file=$2
+  shift 2
+  nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits -lms 200 >"$out/vram.txt" 2>/dev/null &
+  local watch=$!
+  SECONDS=0
+  timeout "$limit" "$dir/longkv" bench -m "$file" -t 16 -ngl all "$@" || { failed=1; echo "FAILED: bench $*"; }
+  kill $watch 2>/dev/null
+  echo "   $SECONDS s in all; VRAM peak by nvidia-smi $(sort -n "$out/vram.txt" | tail -1) MiB"
+}
+# Block-sparse recipes whose layers all choose; boxes in bytes.
+choose() { echo "index=minmax(block=16,summary=q8) + select=topk(budget=$1,sink=16,local=64) + store=$2"; }
 for step in $steps; do
   echo "== $step, $(date -u +%T)"
   case $step in
-    test) timeout 250 "$dir/test_cuda" --gtest_brief=1 || failed=1 ;;
+    test) timeout 200 "$dir/test_cuda" --gtest_brief=1 || failed=1 ;;
     sanitize)
       for tool in memcheck racecheck; do
-        timeout 200 compute-sanitizer --tool $tool "$dir/test_cuda" --gtest_brief=1 \
-          --gtest_filter='CardAttention.Prompts*:CardRow.*:CardMatrix.Decodes*' 2>&1 | tail -3 || failed=1
+        timeout 120 compute-sanitizer --tool $tool "$dir/test_cuda" --gtest_brief=1 \
+          --gtest_filter='CardHot.*:CardSelect.*:CardRow.*:CardAttention.Stored*' 2>&1 | tail -4 || failed=1
       done
       ;;
     decode)
       make_model
-      bench -p 0 -n 64 -d 0,32K,128K,512K -r 3 --fill random
-      bench -p 0 -n 64 -d 32K,128K -r 3 --fill random -ctk q8_0 -ctv q8_0
+      bench 60 "$model" -p 0 -n 64 -d 0,128K -r 2 --fill random --kv "full;quest:budget=4096"
+      bench 60 "$model" -p 0 -n 64 -d 128K -r 2 --fill random --kv full -ctk q8_0 -ctv q8_0
       ;;
     prefill)
       make_model
-      bench -p 512,2048,32K -n 0 -r 2
-      bench -p 128K -n 0 -r 1 --no-warmup
+      bench 60 "$model" -p 512,2048,32K -n 0 -r 2
+      bench 60 "$model" -p 128K -n 0 -r 1 --no-warmup
       ;;
+    hybrid)
+      make_model
+      bench 90 "$model" -p 0 -n 64 -d 128K -r 3 --fill random --kv "$(choose 16384 f16)" --kv-place hybrid --vram 12G
+      bench 60 "$model" -p 0 -n 64 -d 16K -r 3 --fill random --kv "$(choose 4096 q8_0)" --kv-place hybrid --vram 24G
+      ;;
+    hybrid-prefill)
+      make_model
+      bench 90 "$model" -p 128K -n 0 -r 1 --no-warmup --kv "$(choose 16384 q8_0)" --kv-place hybrid --vram 12G
+      ;;
+    hybrid1m)
+      make_model
+      bench 160 "$model" -p 0 -n 64 -d 1M -r 3 --fill random --kv "$(choose 16384 q8_0)" --kv-place hybrid --vram 23G
+      bench 160 "$model" -p 0 -n 64 -d 1M -r 3 --fill random --kv "$(choose 4096 q8_0)" --kv-place hybrid --vram 23G
+      ;;
+    layer1m)  # one layer of the shape: times 32 for the whole
+      [ -s "$model.1" ] || "$dir/synthetic_model" $shape "$model.1" q4_0 1
+      bench 90 "$model.1" -p 1M -n 0 -r 1 --no-warmup --kv "$(choose 16384 q8_0)" --kv-place hybrid --vram 23G
+      ;;
+    *) echo "no such step: $step" && failed=1 ;;
   esac
 done
 echo "failed: $failed"

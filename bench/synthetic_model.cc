@@ -1,7 +1,10 @@
 // Writes a GGUF model of a known shape with random weights, so that big shapes can be timed where no checkpoint can be
 // had. Such a model computes nonsense; every figure of it must say "synthetic".
-//   synthetic_model SHAPE FILE [TYPE]     SHAPE: llama-3.1-8b, qwen2.5-7b, internlm2.5-7b; TYPE: q4_0, q8_0 or f16
+//   synthetic_model SHAPE FILE [TYPE [LAYERS]]     SHAPE: llama-3.1-8b, qwen2.5-7b, internlm2.5-7b; TYPE: q4_0, q8_0 or
+//   f16; LAYERS: fewer than the shape has, to time one layer at lengths that the whole would take too long for
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>
@@ -101,8 +104,9 @@ Status write_model(const Shape& s, TensorType type, const std::string& path) {
 
 int main(int argc, char** argv) {
   const std::string shape = argc > 1 ? argv[1] : "", type = argc > 3 ? argv[3] : "q4_0";
-  for (const Shape& s : kShapes) {
+  for (Shape s : kShapes) {
     if (argc < 3 || shape != s.name) continue;
+    if (argc > 4) s.layers = std::clamp<int64_t>(std::atoll(argv[4]), 1, s.layers);
     for (TensorType t : {TensorType::kQ4_0, TensorType::kQ8_0, TensorType::kF16}) {
       if (type != tensor_type_info(t)->name) continue;
       const Status done = write_model(s, t, argv[2]);
@@ -111,7 +115,7 @@ int main(int argc, char** argv) {
       return 1;
     }
   }
-  std::fprintf(stderr, "usage: synthetic_model SHAPE FILE [TYPE]; shapes:");
+  std::fprintf(stderr, "usage: synthetic_model SHAPE FILE [TYPE [LAYERS]]; shapes:");
   for (const Shape& s : kShapes) std::fprintf(stderr, " %s", s.name);
   std::fprintf(stderr, "; types: q4_0 q8_0 f16\n");
   return 2;

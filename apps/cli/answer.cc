@@ -86,6 +86,10 @@ nlohmann::ordered_json cost_json(const Session& session, const Answer& answer, c
     j["kv_bytes_per_token"] = kv;
     j["index_bytes_per_token"] = index;
     j["weight_bytes_per_token"] = weights;
+    if (const int64_t blocks = stats.blocks_found + stats.blocks_fetched; blocks > 0) {
+      j["blocks_found_on_card"] = double(stats.blocks_found) / double(blocks);
+      j["bus_bytes_per_token"] = double(stats.bus_bytes) / steps;
+    }
     j["gb_per_s"] = (kv + index + weights) * rate / 1e9;
     if (cost.read_bandwidth > 0) {
       j["read_bandwidth_gb_per_s"] = cost.read_bandwidth / 1e9;
@@ -130,6 +134,10 @@ std::string cost_text(const nlohmann::ordered_json& j) {
                          number("read_bandwidth_gb_per_s"));
     }
     out += "\n";
+  }
+  if (j.contains("blocks_found_on_card")) {
+    out += fmt::format("card    {:.1f}% of the attended blocks lay there; {:.2f} MB a token fetched from memory\n",
+                       100 * number("blocks_found_on_card"), number("bus_bytes_per_token") / 1e6);
   }
   if (j.contains("captured_mass")) {
     out += fmt::format(

@@ -70,6 +70,10 @@ Json to_json(const BenchRow& r) {
   j["read_bandwidth_gb_per_s"] = r.read_bandwidth / 1e9;
   j["bandwidth_share"] = r.read_bandwidth > 0 ? r.bytes_per_second() / r.read_bandwidth : 0.0;
   if (r.vram_peak > 0) j["vram_peak_bytes"] = r.vram_peak;
+  if (r.bus_bytes_per_token > 0) {
+    j["bus_bytes_per_token"] = r.bus_bytes_per_token;
+    j["blocks_found_on_card"] = r.blocks_found;
+  }
   j["samples_ns"] = ns;
   j["samples_ts"] = rates(r);
   return j;

@@ -23,6 +23,8 @@ struct BenchRow {
   double weight_bytes_per_token = 0;  // matrices read by a decoded token; 0 for prompt rows
   double read_bandwidth = 0;          // bytes/s, measured by the built-in test; on a card what its makers say
   std::string backend = "CPU";        // or "CUDA"
+  double bus_bytes_per_token = 0;     // fetched by a card from memory for a decoded token
+  double blocks_found = 0;            // share of the attended blocks that lay on the card
   int64_t vram_peak = 0;              // bytes of the card, weights included
 
   std::string test_name() const;     // "pp512 @ d4096", "tg128", "pp512+tg128"

@@ -21,8 +21,11 @@ void add_card_options(CLI::App& command, ModelOptions& o) {
                   "Layers on the graphics card: 0, all (or their number), auto")
       ->default_str("auto");
   command.add_option("--device,--dev", o.device, "Card to use: none, cuda0, cuda1, ...")->group(kMore);
-  command.add_option("--kv-place", o.kv_place, "Where the KV cache lies: gpu; cpu: in memory, also with -ngl")
-      ->check(CLI::IsMember({"gpu", "cpu"}))
+  command
+      .add_option("--kv-place", o.kv_place,
+                  "Where the KV cache lies: gpu; cpu: in memory, also with -ngl; hybrid: rows in memory, blocks in use "
+                  "on the card")
+      ->check(CLI::IsMember({"gpu", "cpu", "hybrid"}))
       ->group(kMore);
   command.add_option("--vram", o.vram, "Most memory of the card to use (K, M, G); default: what is free")->group(kMore);
 }
@@ -30,7 +33,7 @@ void add_card_options(CLI::App& command, ModelOptions& o) {
 bool card_wanted(const ModelOptions& o) {
   const bool layers = !o.gpu_layers.empty() && o.gpu_layers != "auto" && o.gpu_layers != "0";
   const bool device = !o.device.empty() && o.device != "none";
-  return layers || device || o.kv_place == "gpu";
+  return layers || device || o.kv_place == "gpu" || o.kv_place == "hybrid";
 }
 
 namespace {
@@ -81,6 +84,7 @@ Status choose_card(const ModelOptions& o, Opened& opened) {
                 o.kv_place.empty() ? "(auto)" : o.kv_place);
   }
   opened.card_kv = o.kv_place != "cpu";
+  opened.card_hybrid = o.kv_place == "hybrid";
   Status refused;
   if (!o.can_use_card) {
     refused = fail(Code::kUnsupported, "this command runs on the CPU only; leave -ngl, --device and --kv-place out");
@@ -92,8 +96,9 @@ Status choose_card(const ModelOptions& o, Opened& opened) {
       return {};
     }
   } else {
-    refused = opened.card_kv ? card_supports(*opened.model, opened.recipe)
-                             : card_supports_host_kv(*opened.model, opened.recipe);
+    refused = opened.card_hybrid ? card_supports_hybrid(*opened.model, opened.recipe)
+              : opened.card_kv   ? card_supports(*opened.model, opened.recipe)
+                                 : card_supports_host_kv(*opened.model, opened.recipe);
     if (refused.ok()) {
       auto loaded = CardModel::load(opened.model, card);
       refused = loaded.status();

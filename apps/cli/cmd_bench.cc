@@ -146,6 +146,9 @@ class BenchRunner {
     if (test.prompt == 0 && stats.steps > 0) {
       row.kv_bytes_per_token = double(stats.kv_bytes + stats.index_bytes) / double(stats.steps);
       row.weight_bytes_per_token = double(opened_.model->weights().bytes_per_token());
+      row.bus_bytes_per_token = double(stats.bus_bytes) / double(stats.steps);
+      const int64_t blocks = stats.blocks_found + stats.blocks_fetched;
+      row.blocks_found = blocks > 0 ? double(stats.blocks_found) / double(blocks) : 0.0;
     }
     return {};
   }
@@ -244,11 +247,15 @@ Status run_tests(const BenchOptions& o, const ModelOptions& m, const std::vector
     row.read_bandwidth = bandwidth;
     LONGKV_TRY(runner.measure(test, row));
     if (runner.on_card()) {
-      row.backend = opened.card_kv ? "CUDA" : "CUDA,kv=cpu";
+      row.backend = opened.card_hybrid ? "CUDA,kv=hybrid" : opened.card_kv ? "CUDA" : "CUDA,kv=cpu";
       if (opened.card_kv) row.read_bandwidth = opened.card->bandwidth();
       row.vram_peak = opened.card->vram_peak();
     }
     LONGKV_TRY(printer.row(row));
+    if (row.bus_bytes_per_token > 0) {
+      log_info("{}: {:.1f}% of the attended blocks lay on the card; {:.1f} MB a token crossed the bus; {} MiB of VRAM",
+               row.test_name(), 100 * row.blocks_found, row.bus_bytes_per_token / 1e6, row.vram_peak >> 20);
+    }
   }
   return {};
 }

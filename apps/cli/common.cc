@@ -276,6 +276,7 @@ Result<std::unique_ptr<Session>> make_session(const Opened& opened, int64_t cont
   s.order = opened.order;
   s.card = opened.card;
   s.card_kv = opened.card_kv;
+  s.card_hybrid = opened.card_hybrid;
   s.card_chunk = opened.card_chunk;
   auto session = Session::create(opened.model, s, *opened.pool);
   if (session.ok() || !s.card || opened.card_asked) return session;

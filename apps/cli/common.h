@@ -34,7 +34,7 @@ struct ModelOptions {
   std::optional<int64_t> yarn_original_context;
   std::string gpu_layers;     // -ngl: a number, "auto" or "all"; empty: auto
   std::string device;         // "none", "cuda0", ...; empty: the first card
-  std::string kv_place;       // "gpu" or "cpu"; empty: where the weights are
+  std::string kv_place;       // "gpu", "cpu" or "hybrid"; empty: where the weights are
   std::string vram;           // bytes of a card that may be used; empty: what is free
   bool can_use_card = false;  // set by commands whose work a card can do
 };
@@ -65,6 +65,7 @@ struct Opened {
   int64_t chunk = 0;                // prompt tokens that pass a layer together; resolved
   std::shared_ptr<CardModel> card;  // nullptr: the CPU runs the model
   bool card_kv = true;              // the KV cache lies on the card too
+  bool card_hybrid = false;         // ... but for rows of layers that choose blocks, which lie in memory
   bool card_asked = false;          // by the command line: then nothing falls back to the CPU
   int64_t card_chunk = 0;           // 0: as memory and speed suggest
 };

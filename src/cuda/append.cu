@@ -19,27 +19,42 @@ __global__ void angles_kernel(const double2* __restrict__ fine, const double2* _
   out[i] = make_float2(float((a.x * b.x - a.y * b.y) * magnitude), float((a.y * b.x + a.x * b.y) * magnitude));
 }
 
-// Stores channel `c` of a row; all lanes of a warp hold 32 neighbouring channels. Returns what reads back.
-__device__ __forceinline__ float store_value(const CardKv& kv, bool key, int64_t row, int c, float v) {
-  const int64_t at = row * kv.dim + c;
-  uint8_t* base = key ? kv.k : kv.v;
-  if (kv.type == KvType::kF16) {
+// Stores channel `c` of the row whose values and scales begin there; all lanes of a warp hold 32 neighbouring channels.
+// Returns what reads back.
+__device__ __forceinline__ float store_at(KvType type, uint8_t* values, half_t* scales, int c, float v) {
+  if (type == KvType::kF16) {
     const __half h = __float2half_rn(v);
-    reinterpret_cast<__half*>(base)[at] = h;
+    reinterpret_cast<__half*>(values)[c] = h;
     return __half2float(h);
   }
-  if (kv.type == KvType::kBf16) {
+  if (type == KvType::kBf16) {
     const __nv_bfloat16 h = __float2bfloat16_rn(v);
-    reinterpret_cast<__nv_bfloat16*>(base)[at] = h;
+    reinterpret_cast<__nv_bfloat16*>(values)[c] = h;
     return __bfloat162float(h);
   }
   const __half scale = __float2half_rn(warp_max(fabsf(v)) / 127.0f);
   const float s = __half2float(scale);
   const int q = s > 0.0f ? min(127, max(-127, __float2int_rn(v / s))) : 0;
-  reinterpret_cast<int8_t*>(base)[at] = int8_t(q);
-  half_t* scales = key ? kv.k_scale : kv.v_scale;
-  if (c % 32 == 0) scales[row * (kv.dim / 32) + c / 32] = __half_as_ushort(scale);
+  reinterpret_cast<int8_t*>(values)[c] = int8_t(q);
+  if (c % 32 == 0) scales[c / 32] = __half_as_ushort(scale);
   return s * float(q);
+}
+__device__ __forceinline__ float store_value(const CardKv& kv, bool key, int64_t row, int c, float v) {
+  const int value = kv.type == KvType::kQ8_0 ? 1 : 2;
+  return store_at(kv.type, (key ? kv.k : kv.v) + row * kv.dim * value,
+                  (key ? kv.k_scale : kv.v_scale) + row * (kv.dim / 32), c, v);
+}
+// The row at `position` to its block in memory and, where that block is on the card, there too.
+__device__ __forceinline__ void store_in_block(const AppendArgs& a, bool key, int kv_head, int64_t position, int c,
+                                               float v) {
+  const BlockStore& s = a.store;
+  const int64_t block = position / s.block, row = position % s.block;
+  uint8_t* record = s.data + (kv_head * s.blocks + block) * s.record;
+  uint8_t* values = record + (key ? 0 : s.plane) + row * (s.plane / s.block);
+  uint8_t* scales = record + 2 * s.plane + (key ? 0 : s.scales) + row * (s.scales / s.block);
+  (void)store_at(s.type, values, reinterpret_cast<half_t*>(scales), c, v);
+  const int32_t slot = a.slot_of[kv_head * s.blocks + block];
+  if (slot >= 0) (void)store_value(a.kv, key, kv_head * a.kv.capacity + slot * int64_t(s.block) + row, c, v);
 }
 
 __global__ void append_kernel(AppendArgs a, CardKv work) {
@@ -81,6 +96,10 @@ __global__ void append_kernel(AppendArgs a, CardKv work) {
   }
   const int kv_head = (head - a.heads) % kv_heads;
   const int64_t position = *a.first + t;
+  if (a.store.data != nullptr) {
+    store_in_block(a, key, kv_head, position, c, v);
+    return;
+  }
   float back = v;
   if (a.kv.k != nullptr) back = store_value(a.kv, key, kv_head * a.kv.capacity + position, c, v);
   if (work.k != nullptr) (void)store_value(work, key, kv_head * work.capacity + position, c, back);
@@ -147,6 +166,15 @@ CardKv place_kv(KvType type, int kv_heads, int dim, int64_t capacity, uint8_t* m
     kv.v_scale = kv.k_scale + values / 32;
   }
   return kv;
+}
+
+BlockStore place_store(KvType type, int kv_heads, int dim, int block, int64_t blocks, uint8_t* memory) {
+  const int64_t values = int64_t(block) * dim;
+  const bool quantized = type == KvType::kQ8_0;
+  BlockStore s{type, kv_heads, dim, block, blocks, quantized ? values : values * 2, quantized ? values / 32 * 2 : 0,
+               0,    memory};
+  s.record = 2 * (s.plane + s.scales);
+  return s;
 }
 
 Status rope_angles(const CardRope& rope, const int64_t* first, int64_t n, float* out, CardStreamHandle stream) {

@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kWarps * 32) attend_token_kernel(TokenArgs p) 
     if (listed) {
       const int2 at = list[tile];
       first = at.x;
-      end = min(rows, first + at.y);
+      end = p.list.placed ? first + at.y : min(rows, first + at.y);
     }
     // Rows past the tile are masked below; what is loaded for them is the tile's last row, which is finite.
     const int64_t last = max(end - 1, first);

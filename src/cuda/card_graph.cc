@@ -66,6 +66,19 @@ int64_t CardGraph::chunk_bytes(const ModelConfig& c, int64_t chunk) {
          (width * 4 + 2 * c.ff_dim * 4 + c.dim * 4 + 4 + 2 * c.rope.dim * 4 + c.dim * 2 + heads * 4 + c.ff_dim * 2);
 }
 
+// Somewhat more than what allocate() takes: rounding, and the split partials of a token, are estimated from above.
+int64_t CardGraph::fixed_bytes(const CardModel& model, int64_t context) {
+  const ModelConfig& c = model.model().config();
+  const int64_t width = qkv_width(c), heads = int64_t(c.heads) * c.head_dim_k, wide = std::max(c.dim, heads);
+  const int64_t tables = (c.rope_window ? 2 : 1) * (1024 + context / 1024 + 1) * c.head_dim_k * int64_t(sizeof(double));
+  const int64_t weights = (width * c.dim + heads * c.dim + 3 * c.ff_dim * c.dim) * int64_t(sizeof(card::half_t));
+  const int64_t splits = splits_for(model.device(), c.kv_heads);
+  const int64_t token = (2 * c.dim + width + 2 * c.ff_dim + c.vocab + 2 * heads + 4 * c.head_dim_k) * 4 +
+                        card::CardRow::bytes(wide) + card::CardRow::bytes(c.ff_dim) +
+                        card::DecodeScratch::bytes(c.heads, int(splits), c.head_dim_k);
+  return tables + weights + token + CardGemm::kWorkspace + 64 * 256;
+}
+
 Status CardGraph::allocate(int64_t context, int64_t chunk) {
   const ModelConfig& c = config();
   CardModel::Impl& m = model_->impl();
@@ -76,7 +89,7 @@ Status CardGraph::allocate(int64_t context, int64_t chunk) {
 
   const auto token = [&](Carver carve) {
     token_.hidden = carve.take<float>(c.dim);
-    token_.position = carve.take<int64_t>(1);
+    token_.position = carve.take<int64_t>(2);
     token_.qkv = carve.take<float>(width);
     token_.gate_up = carve.take<float>(2 * c.ff_dim);
     token_.proj = carve.take<float>(c.dim);
@@ -169,7 +182,8 @@ Status CardGraph::begin_token(cudaStream_t stream) {
   return {};
 }
 
-Status CardGraph::qkv_token(int i, const card::CardKv& kv, cudaStream_t stream) {
+Status CardGraph::qkv_token(int i, const card::CardKv& kv, cudaStream_t stream, const card::BlockStore& store,
+                            const int32_t* slot_of) {
   const CardLayer& l = layer(i);
   const ModelConfig& c = config();
   const card::CardRow row = card::CardRow::at(reinterpret_cast<uint8_t*>(token_.row.f), c.dim);
@@ -181,6 +195,8 @@ Status CardGraph::qkv_token(int i, const card::CardKv& kv, cudaStream_t stream) 
   a.angles = l.window_rope ? token_.angles_window : token_.angles;
   a.first = token_.position;
   a.q = token_.q;
+  a.store = store;
+  a.slot_of = slot_of;
   return card::append_rows(a, stream);
 }
 

@@ -16,12 +16,14 @@ class CardGraph {
   // `chunk`: prompt tokens that a layer takes at a time.
   static Result<std::unique_ptr<CardGraph>> create(std::shared_ptr<CardModel> model, int64_t context, int64_t chunk,
                                                    KvType rows);
+  // Bytes of VRAM whatever the chunk.
+  static int64_t fixed_bytes(const CardModel& model, int64_t context);
   // Bytes of VRAM for chunks of that many tokens.
   static int64_t chunk_bytes(const ModelConfig& c, int64_t chunk);
 
   // --- one token: the residual stream is hidden(), its position lies on the card
   float* hidden() const { return token_.hidden; }
-  int64_t* position() const { return token_.position; }
+  int64_t* position() const { return token_.position; }  // beside it: the number of decoded tokens
   float* logits() const { return token_.logits; }
   const card::half_t* query() const { return token_.q; }  // after qkv_token()
   const float* token_qkv() const { return token_.qkv; }   // ... without a cache on the card: rotated
@@ -29,7 +31,8 @@ class CardGraph {
   // Attention that was computed elsewhere: [heads * dim] in pinned memory, for finish_token().
   Status take_attention(const float* out, cudaStream_t stream);
   Status begin_token(cudaStream_t stream);  // angles of the position
-  Status qkv_token(int layer, const card::CardKv& kv, cudaStream_t stream);
+  Status qkv_token(int layer, const card::CardKv& kv, cudaStream_t stream, const card::BlockStore& store = {},
+                   const int32_t* slot_of = nullptr);
   Status attend_token(int layer, const card::CardKv& kv, const card::TileList& list, cudaStream_t stream);
   Status finish_token(int layer, cudaStream_t stream);
   // Logits of one hidden row.

@@ -30,12 +30,13 @@ Status CardRunner::open() {
   return {};
 }
 
-Status CardRunner::allocate_scratch(KvType type) {
+Status CardRunner::allocate_scratch(KvType type, int64_t reserve) {
   const ModelConfig& c = config();
   size_t free = 0, total = 0;
   LONGKV_TRY(cuda_status(cudaMemGetInfo(&free, &total), "asking for free memory"));
   int64_t left = int64_t(free);
   if (memory().cap() > 0) left = std::min(left, memory().cap() - memory().used());
+  left = std::max<int64_t>(0, left - reserve - CardGraph::fixed_bytes(*model_, options_.context));
   chunk_ = options_.chunk > 0 ? options_.chunk : kLargestChunk;
   chunk_ = std::min({chunk_, round_up(options_.context, 64), int64_t(32768)});
   while (options_.chunk == 0 && chunk_ > 64 && CardGraph::chunk_bytes(c, chunk_) > left / 4) chunk_ /= 2;
@@ -47,9 +48,9 @@ Status CardRunner::allocate_scratch(KvType type) {
   }
   LONGKV_ASSIGN(hidden_, CardBuffer::create(memory(), span_ * c.dim * 4, "hidden states of a prompt"));
   LONGKV_ASSIGN(staging_, PinnedBuffer::create(chunk_ * c.dim * 4, "embeddings of a prompt's chunk"));
-  LONGKV_ASSIGN(host_memory_, PinnedBuffer::create((c.dim + c.vocab) * 4 + 8, "a token's embedding and logits"));
+  LONGKV_ASSIGN(host_memory_, PinnedBuffer::create((c.dim + c.vocab) * 4 + 16, "a token's embedding and logits"));
   host_.position = host_memory_.as<int64_t>();
-  host_.hidden = host_memory_.as<float>() + 2;
+  host_.hidden = host_memory_.as<float>() + 4;
   host_.logits = host_.hidden + c.dim;
   return {};
 }

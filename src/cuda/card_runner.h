@@ -25,8 +25,8 @@ class CardRunner : public DeviceRunner {
 
   // Stream and events; first of all.
   Status open();
-  // Graph and buffers out of the memory that is left: a smaller chunk rather than none.
-  Status allocate_scratch(KvType type);
+  // Graph and buffers out of the memory that is left, but for `reserve` bytes: a smaller chunk rather than none.
+  Status allocate_scratch(KvType type, int64_t reserve = 0);
   void embed(std::span<const int32_t> ids, float* out);
 
   // A layer's part of a prompt: begin_layer, chunk_layer for every chunk, end_layer. `end` is the position after the
@@ -47,8 +47,8 @@ class CardRunner : public DeviceRunner {
   struct Step {
     float* hidden;
     float* logits;
-    int64_t* position;
-  } host_{};  // pinned: what changes between decoded tokens
+    int64_t* position;  // and the number of steps taken, as CardGraph::position()
+  } host_{};            // pinned: what changes between decoded tokens
 
  private:
   Status span(std::span<const int32_t> ids, int64_t start, int64_t done, int64_t total, int64_t end,

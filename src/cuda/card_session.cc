@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "base/checked.h"
+#include "base/log.h"
 #include "cuda/card_host_session.h"
 #include "cuda/card_runner.h"
+#include "cuda/hybrid_rows.h"
 #include "cuda/select.h"
 
 namespace longkv {
@@ -33,6 +35,7 @@ Status card_supports(const LoadedModel& model, const Recipe& recipe) {
       c.heads / c.kv_heads <= 16) {
     can.index.kind = recipe.index.kind;
     can.index.block = recipe.index.block;
+    can.index.eight = recipe.index.eight && recipe.index.kind == IndexKind::kMinMax;
     can.index.coarse = recipe.index.coarse;  // the card scores every block
     can.select.all = recipe.select.all;
     can.select.budget = recipe.select.budget;
@@ -49,9 +52,24 @@ Status card_supports(const LoadedModel& model, const Recipe& recipe) {
               recipe.canonical());
 }
 
+Status card_supports_hybrid(const LoadedModel& model, const Recipe& recipe) {
+  LONGKV_TRY(card_supports(model, recipe));
+  if (recipe.select.all) {
+    return fail(Code::kUnsupported,
+                "the recipe {} attends every row; --kv-place hybrid holds rows in memory for recipes that choose "
+                "blocks, as quest:budget=4096 does",
+                recipe.canonical());
+  }
+  if (recipe.store.k != KvType::kF16 && recipe.store.k != KvType::kQ8_0)
+    return fail(Code::kUnsupported, "rows of type {}; with --kv-place hybrid they are f16 or q8_0",
+                kv_type_name(recipe.store.k));
+  return {};
+}
+
 namespace {
 
-// The whole KV cache on the card; a decoded token is one recorded graph.
+// The cache under recipes that the card decodes itself; a decoded token is one recorded graph. Rows lie on the card,
+// or, of layers that choose blocks, in memory (HybridRows).
 class CardSession final : public CardRunner {
  public:
   CardSession(std::shared_ptr<CardModel> model, const CardSessionOptions& o, ThreadPool& pool)
@@ -70,86 +88,139 @@ class CardSession final : public CardRunner {
   }
   Status fill_random(int64_t n, uint64_t seed) override;
   const KvStats& stats() const override { return stats_; }
-  void reset_stats() override { stats_ = KvStats{}; }
+  void reset_stats() override;
   int64_t kv_bytes() const override {
     const ModelConfig& c = config();
     return c.layers * card::card_kv_bytes(type_, c.kv_heads, c.head_dim_k, tokens_);
   }
 
  private:
-  Status begin_layer(int layer, int64_t start) override {
-    if (work_.k == nullptr || start == 0) return {};
-    return card::decode_rows(kv_[size_t(layer)], 0, start, work_, stream_.get());
-  }
-  Status chunk_layer(int layer, float* hidden, int64_t first, int64_t n, int64_t) override {
-    return graph_->prefill_layer(layer, kv_[size_t(layer)], work_.k != nullptr ? &work_ : nullptr, hidden, first, n,
-                                 stream_.get());
-  }
+  bool in_memory(int layer) const { return hybrid_ && hybrid_->holds(layer); }
+  Status begin_layer(int layer, int64_t start) override;
+  Status chunk_layer(int layer, float* hidden, int64_t first, int64_t n, int64_t) override;
   Status end_layer(int layer, int64_t start, int64_t n, bool) override {
     return summarize_rows(layer, start, start + n);
   }
   Status commit(int64_t n) override {
     tokens_ += n;
-    return {};
+    return finish_rows();
   }
-  Status abandon(int64_t) override { return {}; }  // rows past tokens_ are never read
+  Status abandon(int64_t) override { return finish_rows(); }  // rows past tokens_ are never read
+  Status finish_rows() { return hybrid_ ? hybrid_->finish(stream_.get()) : Status(); }
 
+  Status allocate_rows(int64_t capacity, const std::vector<bool>& hybrid);
   Status allocate_selection(int64_t capacity);
+  Status allocate_hybrid(const HybridRows::Shape& shape);
   bool selects(int layer) const { return !choice_.empty() && choice_[size_t(layer)].data != nullptr; }
   Status summarize_rows(int layer, int64_t begin, int64_t end);
+  Status record_layer(int layer);
+  Status record_step();
   Status capture_step();
   void count_step();
 
   KvType type_;
   CardBuffer kv_memory_, work_memory_;
-  std::vector<card::CardKv> kv_;             // [layers]
-  card::CardKv work_;                        // rows of the present layer in f16, where the cache holds another type
+  std::vector<card::CardKv> kv_;  // [layers]
+  card::CardKv work_;             // rows of the present layer in f16, where they are not attended in place
+  std::unique_ptr<HybridRows> hybrid_;
   std::vector<card::CardSummaries> choice_;  // [layers], no data: the layer attends all; empty: all layers do
   card::ChoiceRules rules_;
   card::TileList list_;
   CardBuffer summaries_, scores_, tiles_;
   cudaGraphExec_t step_ = nullptr;
-  int64_t tokens_ = 0;
+  int64_t tokens_ = 0, steps_ = 0;
   KvStats stats_;
+  PinnedBuffer totals_;  // of HybridRows, after the last step
+  unsigned long long seen_[2] = {};
 };
 
 Status CardSession::allocate() {
   LONGKV_TRY(open());
   const ModelConfig& c = config();
   const int64_t capacity = round_up(options_.context, 16);
-  const int64_t per_layer = card::card_kv_bytes(type_, c.kv_heads, c.head_dim_k, capacity);
-  LONGKV_ASSIGN(kv_memory_, CardBuffer::create(memory(), c.layers * per_layer,
-                                               fmt::format("the KV cache of {} tokens", options_.context)));
-  for (int l = 0; l < c.layers; ++l)
-    kv_.push_back(card::place_kv(type_, c.kv_heads, c.head_dim_k, capacity, kv_memory_.data() + l * per_layer));
-  if (type_ == KvType::kQ8_0) {
-    LONGKV_ASSIGN(work_memory_,
-                  CardBuffer::create(memory(), card::card_kv_bytes(KvType::kF16, c.kv_heads, c.head_dim_k, capacity),
-                                     "one layer's rows in f16"));
-    work_ = card::place_kv(KvType::kF16, c.kv_heads, c.head_dim_k, capacity, work_memory_.data());
-  }
   if (!options_.recipe.select.all) LONGKV_TRY(allocate_selection(capacity));
-  return allocate_scratch(type_);
+  std::vector<bool> hybrid(size_t(c.layers), false);
+  for (int l = 0; l < c.layers; ++l) hybrid[size_t(l)] = options_.hybrid && selects(l);
+  LONGKV_TRY(allocate_rows(capacity, hybrid));
+  if (!options_.hybrid) return allocate_scratch(type_);
+  HybridRows::Shape shape{type_, c.kv_heads, c.head_dim_k, int(options_.recipe.index.block), options_.context,
+                          0,     0,          hybrid};
+  shape.list_blocks = list_.stride * 16 / shape.block + 1;
+  return allocate_hybrid(shape);
+}
+
+// Rows that stay on the card.
+Status CardSession::allocate_rows(int64_t capacity, const std::vector<bool>& hybrid) {
+  const ModelConfig& c = config();
+  const int64_t per_layer = card::card_kv_bytes(type_, c.kv_heads, c.head_dim_k, capacity);
+  const int64_t here = std::count(hybrid.begin(), hybrid.end(), false);
+  LONGKV_ASSIGN(kv_memory_, CardBuffer::create(
+                                memory(), here * per_layer,
+                                options_.hybrid ? fmt::format("the KV rows of {} layers that attend all of {} tokens",
+                                                              here, options_.context)
+                                                : fmt::format("the KV cache of {} tokens", options_.context)));
+  int64_t next = 0;
+  for (int l = 0; l < c.layers; ++l) {
+    kv_.push_back(card::CardKv{type_, c.kv_heads, c.head_dim_k});
+    if (hybrid[size_t(l)]) continue;
+    kv_.back() = card::place_kv(type_, c.kv_heads, c.head_dim_k, capacity, kv_memory_.data() + next++ * per_layer);
+  }
+  if (type_ != KvType::kQ8_0 || options_.hybrid) return {};
+  LONGKV_ASSIGN(work_memory_,
+                CardBuffer::create(memory(), card::card_kv_bytes(KvType::kF16, c.kv_heads, c.head_dim_k, capacity),
+                                   "one layer's rows in f16"));
+  work_ = card::place_kv(KvType::kF16, c.kv_heads, c.head_dim_k, capacity, work_memory_.data());
+  return {};
+}
+
+Status CardSession::allocate_hybrid(const HybridRows::Shape& wanted) {
+  HybridRows::Shape shape = wanted;
+  const ModelConfig& c = config();
+  // The least that does: the smallest chunk of a prompt, one layer's rows or a step's blocks.
+  shape.chunk = 64;
+  const int64_t before = memory().used();
+  const int64_t least = before + CardGraph::fixed_bytes(*model_, options_.context) + CardGraph::chunk_bytes(c, 64) +
+                        64 * c.dim * 4 + shape.fixed_bytes() + shape.least_bytes() + (int64_t(1) << 20);
+  const auto make = [&]() -> Status {
+    if (memory().cap() > 0 && memory().cap() < least)
+      return fail(Code::kOutOfMemory, "{} MiB of VRAM are too few", memory().cap() >> 20);
+    LONGKV_TRY(allocate_scratch(type_, shape.fixed_bytes() + shape.least_bytes()));
+    shape.chunk = chunk_;
+    LONGKV_ASSIGN(hybrid_, HybridRows::create(memory(), shape, pool_));
+    return {};
+  };
+  if (const Status made = make(); !made.ok()) {
+    if (made.code() != Code::kOutOfMemory) return made;
+    return fail(Code::kOutOfMemory, "{}; the smallest --vram for {} tokens under this recipe is {}M", made.message(),
+                options_.context, ceil_div(least, int64_t(1) << 20));
+  }
+  work_ = hybrid_->work();
+  LONGKV_ASSIGN(totals_, PinnedBuffer::create(16, "counters"));
+  log_verbose("rows of {} layers in memory ({} MiB), {} of {} blocks of each KV head on the card ({} MiB)",
+              shape.count(), shape.host_bytes() >> 20, hybrid_->slots(), shape.blocks(), hybrid_->hot_bytes() >> 20);
+  return {};
 }
 
 Status CardSession::allocate_selection(int64_t capacity) {
   const ModelConfig& c = config();
   const Recipe& r = options_.recipe;
-  const auto kind = r.index.kind == IndexKind::kMean ? card::SummaryKind::kMean : card::SummaryKind::kBox;
+  const auto kind = r.index.kind == IndexKind::kMean ? card::SummaryKind::kMean
+                    : r.index.eight                  ? card::SummaryKind::kBox8
+                                                     : card::SummaryKind::kBox;
   const int64_t blocks = ceil_div(capacity, r.index.block);
-  const int64_t per_layer = card::summary_bytes(kind, c.kv_heads, c.head_dim_k, blocks);
+  const int64_t per_layer = round_up(card::summary_bytes(kind, c.kv_heads, c.head_dim_k, blocks), 256);
   rules_ = {r.select.budget, r.select.sink, r.select.local, r.select.heads == SelectHeads::kShared,
             r.select.aggregate == Aggregate::kMax};
-  int64_t choosing = 0;
+  std::vector<int> choosing;
   for (int l = 0; l < c.layers; ++l) {
-    const bool dense = l < r.select.dense_layers || (!c.window.empty() && c.window[size_t(l)] > 0);
-    choice_.push_back({kind, int(r.index.block), blocks, nullptr});
-    if (!dense) choice_.back().data = reinterpret_cast<card::half_t*>(uintptr_t(++choosing));  // placed below
+    choice_.push_back({kind, int(r.index.block), blocks, nullptr, nullptr});
+    if (l >= r.select.dense_layers && (c.window.empty() || c.window[size_t(l)] == 0)) choosing.push_back(l);
   }
-  LONGKV_ASSIGN(summaries_, CardBuffer::create(memory(), choosing * per_layer, "summaries of the KV blocks"));
-  for (card::CardSummaries& s : choice_) {
-    if (s.data == nullptr) continue;
-    s.data = reinterpret_cast<card::half_t*>(summaries_.data() + (int64_t(uintptr_t(s.data)) - 1) * per_layer);
+  LONGKV_ASSIGN(summaries_,
+                CardBuffer::create(memory(), int64_t(choosing.size()) * per_layer, "summaries of the KV blocks"));
+  for (size_t i = 0; i < choosing.size(); ++i) {
+    choice_[size_t(choosing[i])] = card::place_summaries(kind, int(r.index.block), c.kv_heads, c.head_dim_k, blocks,
+                                                         summaries_.data() + int64_t(i) * per_layer);
   }
   list_.stride = rules_.tiles(int(r.index.block));
   LONGKV_ASSIGN(scores_, CardBuffer::create(memory(), c.kv_heads * blocks * 4, "scores of the KV blocks"));
@@ -159,45 +230,85 @@ Status CardSession::allocate_selection(int64_t capacity) {
   return {};
 }
 
+Status CardSession::begin_layer(int layer, int64_t start) {
+  if (in_memory(layer)) return hybrid_->begin_layer(layer, start, stream_.get());
+  if (type_ != KvType::kQ8_0 || start == 0) return {};
+  return card::decode_rows(kv_[size_t(layer)], 0, start, work_, stream_.get());
+}
+
+Status CardSession::chunk_layer(int layer, float* hidden, int64_t first, int64_t n, int64_t) {
+  if (!in_memory(layer)) {
+    return graph_->prefill_layer(layer, kv_[size_t(layer)], type_ == KvType::kQ8_0 ? &work_ : nullptr, hidden, first, n,
+                                 stream_.get());
+  }
+  LONGKV_ASSIGN(const card::CardKv stage, hybrid_->stage(first, stream_.get()));
+  LONGKV_TRY(graph_->prefill_layer(layer, stage, &work_, hidden, first, n, stream_.get()));
+  return hybrid_->spill(layer, first, n, stream_.get());
+}
+
 // After rows [begin, end) of a layer were written.
 Status CardSession::summarize_rows(int layer, int64_t begin, int64_t end) {
   if (!selects(layer)) return {};
   const card::CardSummaries& s = choice_[size_t(layer)];
-  return card::summarize(kv_[size_t(layer)], s, begin / s.block, end / s.block - begin / s.block, stream_.get());
+  return card::summarize(in_memory(layer) ? work_ : kv_[size_t(layer)], s, begin / s.block,
+                         end / s.block - begin / s.block, stream_.get());
+}
+
+Status CardSession::record_layer(int layer) {
+  cudaStream_t stream = stream_.get();
+  const int64_t* position = graph_->position();
+  const bool far = in_memory(layer);
+  card::BlockStore store;
+  card::HotBlocks hot;
+  if (far) store = hybrid_->store(layer), hot = hybrid_->hot(layer);
+  const card::CardKv kv = far ? hot.pool : kv_[size_t(layer)];
+  LONGKV_TRY(graph_->qkv_token(layer, kv, stream, store, hot.slot_of));
+  card::TileList list;
+  if (selects(layer)) {
+    const card::CardSummaries& s = choice_[size_t(layer)];
+    auto* tiles = tiles_.as<int32_t>();
+    auto* count = const_cast<int32_t*>(list_.count);
+    LONGKV_TRY(far ? card::summarize_last(store, s, position, stream) : card::summarize_last(kv, s, position, stream));
+    LONGKV_TRY(
+        card::score_blocks(graph_->query(), config().heads, kv, s, rules_, position, scores_.as<float>(), stream));
+    LONGKV_TRY(card::choose_blocks(scores_.as<float>(), config().kv_heads, s, rules_, position, tiles, count,
+                                   list_.stride, stream));
+    list = list_;
+    list.placed = far;
+    if (far) {
+      LONGKV_TRY(card::place_blocks(store, hot, tiles, count, list_.stride, position + 1, stream));
+      LONGKV_TRY(card::fetch_blocks(store, hot, stream));
+    }
+  }
+  LONGKV_TRY(graph_->attend_token(layer, kv, list, stream));
+  return graph_->finish_token(layer, stream);
 }
 
 // The whole step as one graph: what changes between steps (embedding, position) lies in pinned memory.
-Status CardSession::capture_step() {
+Status CardSession::record_step() {
   const ModelConfig& c = config();
   cudaStream_t stream = stream_.get();
-  const auto work = [&]() -> Status {
-    LONGKV_TRY(
-        cuda_status(cudaMemcpyAsync(graph_->hidden(), host_.hidden, size_t(c.dim) * 4, cudaMemcpyHostToDevice, stream),
-                    "embedding"));
+  LONGKV_TRY(cuda_status(
+      cudaMemcpyAsync(graph_->hidden(), host_.hidden, size_t(c.dim) * 4, cudaMemcpyHostToDevice, stream), "embedding"));
+  LONGKV_TRY(cuda_status(
+      cudaMemcpyAsync(graph_->position(), host_.position, 2 * sizeof(int64_t), cudaMemcpyHostToDevice, stream),
+      "position"));
+  LONGKV_TRY(graph_->begin_token(stream));
+  for (int layer = 0; layer < c.layers; ++layer) LONGKV_TRY(record_layer(layer));
+  LONGKV_TRY(graph_->output(graph_->hidden(), stream));
+  if (hybrid_) {
     LONGKV_TRY(cuda_status(
-        cudaMemcpyAsync(graph_->position(), host_.position, sizeof(int64_t), cudaMemcpyHostToDevice, stream),
-        "position"));
-    LONGKV_TRY(graph_->begin_token(stream));
-    for (int layer = 0; layer < c.layers; ++layer) {
-      const card::CardKv& kv = kv_[size_t(layer)];
-      LONGKV_TRY(graph_->qkv_token(layer, kv, stream));
-      if (selects(layer)) {
-        const card::CardSummaries& s = choice_[size_t(layer)];
-        LONGKV_TRY(card::summarize_last(kv, s, graph_->position(), stream));
-        LONGKV_TRY(card::score_blocks(graph_->query(), c.heads, kv, s, rules_, graph_->position(), scores_.as<float>(),
-                                      stream));
-        LONGKV_TRY(card::choose_blocks(scores_.as<float>(), c.kv_heads, s, rules_, graph_->position(),
-                                       tiles_.as<int32_t>(), const_cast<int32_t*>(list_.count), list_.stride, stream));
-      }
-      LONGKV_TRY(graph_->attend_token(layer, kv, selects(layer) ? list_ : card::TileList{}, stream));
-      LONGKV_TRY(graph_->finish_token(layer, stream));
-    }
-    LONGKV_TRY(graph_->output(graph_->hidden(), stream));
-    return cuda_status(
-        cudaMemcpyAsync(host_.logits, graph_->logits(), size_t(c.vocab) * 4, cudaMemcpyDeviceToHost, stream), "logits");
-  };
+        cudaMemcpyAsync(totals_.as<void>(), hybrid_->totals(), sizeof(seen_), cudaMemcpyDeviceToHost, stream),
+        "counters"));
+  }
+  return cuda_status(
+      cudaMemcpyAsync(host_.logits, graph_->logits(), size_t(c.vocab) * 4, cudaMemcpyDeviceToHost, stream), "logits");
+}
+
+Status CardSession::capture_step() {
+  cudaStream_t stream = stream_.get();
   LONGKV_TRY(cuda_status(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "recording a step"));
-  const Status recorded = work();
+  const Status recorded = record_step();
   cudaGraph_t graph = nullptr;
   const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
   LONGKV_TRY(recorded);
@@ -210,7 +321,9 @@ Status CardSession::capture_step() {
 Status CardSession::decode(int32_t id, std::span<float> logits) {
   if (step_ == nullptr) LONGKV_TRY(capture_step());
   embed({&id, 1}, host_.hidden);
-  *host_.position = tokens_;
+  host_.position[0] = tokens_;
+  host_.position[1] = steps_++;
+  if (hybrid_) LONGKV_TRY(hybrid_->prepare(stream_.get()));
   LONGKV_TRY(cuda_status(cudaGraphLaunch(step_, stream_.get()), "decoding a token"));
   LONGKV_TRY(stream_.wait("decoding a token"));
   std::memcpy(logits.data(), host_.logits, logits.size() * sizeof(float));
@@ -234,13 +347,34 @@ void CardSession::count_step() {
     stats_.rows_attended += rows * c.kv_heads;
     stats_.kv_bytes += card::card_kv_bytes(type_, c.kv_heads, c.head_dim_k, rows);
   }
+  if (!hybrid_) return;
+  const auto* totals = totals_.as<unsigned long long>();
+  stats_.blocks_found += int64_t(totals[0] - seen_[0]);
+  stats_.blocks_fetched += int64_t(totals[1] - seen_[1]);
+  stats_.bus_bytes += int64_t(totals[1] - seen_[1]) * hybrid_->record_bytes();
+  std::copy(totals, totals + 2, seen_);
 }
 
+void CardSession::reset_stats() { stats_ = KvStats{}; }
+
 Status CardSession::fill_random(int64_t n, uint64_t seed) {
-  for (size_t l = 0; l < kv_.size(); ++l) {
-    LONGKV_TRY(card::fill_rows(kv_[l], n, seed * 8191 + l, stream_.get()));
-    LONGKV_TRY(summarize_rows(int(l), 0, n));
+  cudaStream_t stream = stream_.get();
+  for (int l = 0; l < config().layers; ++l) {
+    const uint64_t own = seed * 8191 + uint64_t(l);
+    if (!in_memory(l)) {
+      LONGKV_TRY(card::fill_rows(kv_[size_t(l)], n, own, stream));
+    } else {
+      for (int64_t first = 0; first < n; first += chunk_) {
+        const int64_t count = std::min(chunk_, n - first);
+        LONGKV_ASSIGN(const card::CardKv stage, hybrid_->stage(0, stream));
+        LONGKV_TRY(card::fill_rows(stage, count, own + uint64_t(first) * 524287, stream));
+        LONGKV_TRY(hybrid_->spill(l, first, count, stream));
+      }
+      LONGKV_TRY(hybrid_->begin_layer(l, n, stream));
+    }
+    LONGKV_TRY(summarize_rows(l, 0, n));
   }
+  LONGKV_TRY(finish_rows());
   LONGKV_TRY(stream_.wait("random rows"));
   tokens_ = n;
   return {};
@@ -251,7 +385,8 @@ Status CardSession::fill_random(int64_t n, uint64_t seed) {
 Result<std::unique_ptr<DeviceRunner>> make_card_session(std::shared_ptr<CardModel> model,
                                                         const CardSessionOptions& options, ThreadPool& pool) {
   if (options.kv != nullptr) return make_card_host_session(std::move(model), options, pool);
-  LONGKV_TRY(card_supports(model->model(), options.recipe));
+  LONGKV_TRY(options.hybrid ? card_supports_hybrid(model->model(), options.recipe)
+                            : card_supports(model->model(), options.recipe));
   auto session = std::make_unique<CardSession>(std::move(model), options, pool);
   LONGKV_TRY(session->allocate());
   return std::unique_ptr<DeviceRunner>(std::move(session));
@@ -264,6 +399,7 @@ Result<std::unique_ptr<DeviceRunner>> make_card_session(std::shared_ptr<CardMode
 namespace longkv {
 
 Status card_supports(const LoadedModel&, const Recipe&) { return cuda_cards().status(); }
+Status card_supports_hybrid(const LoadedModel&, const Recipe&) { return cuda_cards().status(); }
 Status card_supports_host_kv(const LoadedModel&, const Recipe&) { return cuda_cards().status(); }
 Result<std::unique_ptr<DeviceRunner>> make_card_session(std::shared_ptr<CardModel>, const CardSessionOptions&,
                                                         ThreadPool&) {

@@ -17,11 +17,14 @@ struct CardSessionOptions {
   int64_t chunk = 0;  // prompt tokens that pass a layer together; 0: as many as memory and speed suggest
   bool layer_major = true;
   Recipe recipe;
-  KvSession* kv = nullptr;  // the cache in memory, under any recipe; nullptr: the cache lies on the card
+  KvSession* kv = nullptr;  // the cache in memory, under any recipe; nullptr: the card chooses and attends
+  bool hybrid = false;      // ... over rows in memory, with the blocks that it attended lately on the card
 };
 
 // What of a recipe the card cannot do: kUnsupported that names it.
 Status card_supports(const LoadedModel& model, const Recipe& recipe);
+// The same with rows in memory and the blocks in use on the card.
+Status card_supports_hybrid(const LoadedModel& model, const Recipe& recipe);
 // The same with the cache in memory: decoding is the CPU's, so only how prompts are read matters.
 Status card_supports_host_kv(const LoadedModel& model, const Recipe& recipe);
 

@@ -10,7 +10,6 @@
 namespace longkv {
 
 namespace {
-constexpr int64_t kWorkspaceBytes = int64_t(32) << 20;
 constexpr const char* kNames[] = {"libcublasLt.so.13", "/usr/local/cuda/lib64/libcublasLt.so.13"};
 }  // namespace
 
@@ -73,7 +72,7 @@ Result<std::unique_ptr<CardGemm>> CardGemm::create(CardMemory& memory) {
   cublasLtHandle_t handle = nullptr;
   LONGKV_TRY(library->check(library->cublasLtCreate(&handle), "cublasLtCreate"));
   gemm->handle_ = handle;
-  LONGKV_ASSIGN(gemm->workspace_, CardBuffer::create(memory, kWorkspaceBytes, "workspace of matrix products"));
+  LONGKV_ASSIGN(gemm->workspace_, CardBuffer::create(memory, kWorkspace, "workspace of matrix products"));
   return gemm;
 }
 
@@ -100,7 +99,7 @@ Result<CardGemm::Plan*> CardGemm::plan(int64_t tokens, int64_t rows, int64_t col
   LONGKV_TRY(lib.check(lib.cublasLtMatrixLayoutCreate(&made->y, CUDA_R_32F, r, t, y_stride), "layout"));
   cublasLtMatmulPreference_t preference = nullptr;
   LONGKV_TRY(lib.check(lib.cublasLtMatmulPreferenceCreate(&preference), "preference"));
-  const auto workspace = size_t(kWorkspaceBytes);
+  const auto workspace = size_t(kWorkspace);
   int found = 0;
   Status s = lib.check(lib.cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                                 &workspace, sizeof(workspace)),
@@ -126,7 +125,7 @@ Status CardGemm::run(const card::half_t* x, const card::half_t* w, int64_t token
   const float one = 1.0f, beta = add ? 1.0f : 0.0f;
   return library_->check(
       library_->cublasLtMatmul(static_cast<cublasLtHandle_t>(handle_), p->product, &one, w, p->w, x, p->x, &beta, y,
-                               p->y, y, p->y, &p->choice.algo, workspace_.data(), size_t(kWorkspaceBytes), stream),
+                               p->y, y, p->y, &p->choice.algo, workspace_.data(), size_t(kWorkspace), stream),
       "cublasLtMatmul");
 }
 

@@ -15,6 +15,7 @@ namespace longkv {
 
 class CardGemm {
  public:
+  static constexpr int64_t kWorkspace = int64_t(32) << 20;  // bytes of VRAM
   // Errors: kUnsupported when the library is missing.
   static Result<std::unique_ptr<CardGemm>> create(CardMemory& memory);
   ~CardGemm();

@@ -24,6 +24,23 @@ bool card_kv_supports(KvType type, int dim);
 int64_t card_kv_bytes(KvType type, int kv_heads, int dim, int64_t capacity);
 CardKv place_kv(KvType type, int kv_heads, int dim, int64_t capacity, uint8_t* memory);
 
+// Rows of one layer in memory, which the card reads and writes over the bus: [kv_heads][blocks] records, each the rows
+// of one block: its K, its V, and for q8_0 the scales of K and of V. A record is the unit of transfer, so it is
+// contiguous.
+struct BlockStore {
+  KvType type = KvType::kF16;
+  int kv_heads = 0;
+  int dim = 0;
+  int block = 16;      // rows
+  int64_t blocks = 0;  // of a head
+  int64_t plane = 0;   // bytes of a block's K; of its V
+  int64_t scales = 0;  // bytes of the scales of its K; of its V
+  int64_t record = 0;  // bytes
+  uint8_t* data = nullptr;
+};
+BlockStore place_store(KvType type, int kv_heads, int dim, int block, int64_t blocks, uint8_t* memory);
+inline int64_t store_bytes(const BlockStore& s) { return s.kv_heads * s.blocks * s.record; }
+
 // cos and sin of n positions from first on: out[n][half][2]. fine [1024][half][2] and coarse [...][half][2] hold cos
 // and sin of position % 1024 and of 1024 * (position / 1024) in double, magnitude apart (model/rope.h). `first` is read
 // on the card.
@@ -53,14 +70,19 @@ struct AppendArgs {
   half_t* q = nullptr;             // [n][heads][dim]
   CardKv kv;
   const CardKv* work = nullptr;
+  // With a store, one row: it goes there, and to kv's block slot_of[kv_head][position / block] where that is not
+  // negative.
+  BlockStore store;
+  const int32_t* slot_of = nullptr;
 };
 Status append_rows(const AppendArgs& a, CardStreamHandle stream);
 
-// Rows that one decoded token attends, in tiles of at most 16 neighbouring rows; no row twice.
+// Rows that one decoded token attends, in tiles of at most 16 neighbouring rows of one block of 16; no row twice.
 struct TileList {
   const int32_t* tiles = nullptr;  // [kv_heads][stride][2]: first row, rows
   const int32_t* count = nullptr;  // [kv_heads]
   int64_t stride = 0;
+  bool placed = false;  // rows are places in the cache of hot blocks, not positions
 };
 
 struct AttendArgs {

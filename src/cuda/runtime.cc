@@ -2,9 +2,13 @@
 
 #include "cuda/runtime.h"
 
+#include <sys/mman.h>
+
 #include <utility>
 
+#include "base/checked.h"
 #include "base/error.h"
+#include "base/threads.h"
 
 namespace longkv {
 
@@ -72,6 +76,48 @@ Result<PinnedBuffer> PinnedBuffer::create(int64_t bytes, const std::string& name
 void PinnedBuffer::reset() {
   if (data_ != nullptr) (void)cudaFreeHost(data_);
   data_ = nullptr;
+}
+
+SharedRows& SharedRows::operator=(SharedRows&& o) noexcept {
+  std::swap(host_, o.host_);
+  std::swap(on_card_, o.on_card_);
+  std::swap(bytes_, o.bytes_);
+  std::swap(registered_, o.registered_);
+  return *this;
+}
+
+Result<SharedRows> SharedRows::create(int64_t bytes, const std::string& name, ThreadPool& pool) {
+  SharedRows m;
+  constexpr int64_t kPiece = int64_t(2) << 20;
+  m.bytes_ = round_up(bytes, kPiece);
+  void* mapped = mmap(nullptr, size_t(m.bytes_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED)
+    return fail(Code::kOutOfMemory, "{}: the system refuses {} MiB of memory", name, bytes >> 20);
+  m.host_ = static_cast<uint8_t*>(mapped);
+  (void)madvise(mapped, size_t(m.bytes_), MADV_HUGEPAGE);
+  pool.run(m.bytes_ / kPiece, [&](int64_t piece, int) {
+    for (int64_t at = piece * kPiece; at < (piece + 1) * kPiece; at += 4096) m.host_[at] = 0;
+  });
+  cudaError_t e = cudaHostRegister(m.host_, size_t(m.bytes_), cudaHostRegisterMapped);
+  m.registered_ = e == cudaSuccess;
+  void* seen = nullptr;
+  if (e == cudaSuccess) e = cudaHostGetDevicePointer(&seen, m.host_, 0);
+  if (e != cudaSuccess) {
+    (void)cudaGetLastError();
+    return fail(Code::kOutOfMemory,
+                "{}: the system refuses to pin {} MiB of memory ({}); raise the limit of locked memory (ulimit -l), or "
+                "use --kv-place cpu, which pins none of it",
+                name, bytes >> 20, cudaGetErrorString(e));
+  }
+  m.on_card_ = static_cast<uint8_t*>(seen);
+  return m;
+}
+
+void SharedRows::reset() {
+  if (registered_) (void)cudaHostUnregister(host_);
+  if (host_ != nullptr) (void)munmap(host_, size_t(bytes_));
+  host_ = on_card_ = nullptr;
+  registered_ = false;
 }
 
 CardStream& CardStream::operator=(CardStream&& o) noexcept {

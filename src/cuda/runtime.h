@@ -11,6 +11,8 @@
 
 namespace longkv {
 
+class ThreadPool;
+
 // `what`: the kernel or call, so that the message names it.
 Status cuda_status(cudaError_t error, const std::string& what);
 
@@ -80,6 +82,27 @@ class PinnedBuffer {
   void reset();
   void* data_ = nullptr;
   int64_t bytes_ = 0;
+};
+
+// Host memory that the card reads and writes in place. The system's pages are taken first, by all threads of the pool,
+// then made known to the card: nothing is copied or held twice.
+class SharedRows {
+ public:
+  SharedRows() = default;
+  ~SharedRows() { reset(); }
+  SharedRows(SharedRows&& o) noexcept { *this = std::move(o); }
+  SharedRows& operator=(SharedRows&& o) noexcept;
+  static Result<SharedRows> create(int64_t bytes, const std::string& name, ThreadPool& pool);
+
+  uint8_t* host() const { return host_; }
+  uint8_t* on_card() const { return on_card_; }  // the same bytes as the card addresses them
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  void reset();
+  uint8_t *host_ = nullptr, *on_card_ = nullptr;
+  int64_t bytes_ = 0;
+  bool registered_ = false;
 };
 
 // A stream of its own, destroyed with the owner.

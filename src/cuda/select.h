@@ -8,29 +8,33 @@
 
 namespace longkv::card {
 
-enum class SummaryKind { kMean, kBox };
+enum class SummaryKind { kMean, kBox, kBox8 };
 
-// Summaries of one layer's full blocks as halves: [kv_heads][capacity][1 or 2][dim]. kMean: mean key; kBox: middle and
-// half width of the block's box, so that the score q . middle + |q| . width bounds q . key.
+// Summaries of one layer's full blocks: [kv_heads][capacity][1 or 2][dim]. kMean: mean key in halves; kBox: middle and
+// half width of the block's box in halves, so that the score q . middle + |q| . width bounds q . key; kBox8: the same
+// in signed and unsigned bytes with a scale each.
 struct CardSummaries {
   SummaryKind kind = SummaryKind::kBox;
   int block = 16;        // rows; a multiple of 16
   int64_t capacity = 0;  // blocks
   half_t* data = nullptr;
+  float* scales = nullptr;  // kBox8: [kv_heads][capacity][2]
 };
 int64_t summary_bytes(SummaryKind kind, int kv_heads, int dim, int64_t blocks);
+CardSummaries place_summaries(SummaryKind kind, int block, int kv_heads, int dim, int64_t capacity, uint8_t* memory);
 
 // Blocks [first, first + n), which are full.
 Status summarize(const CardKv& kv, const CardSummaries& s, int64_t first, int64_t n, CardStreamHandle stream);
 // The block that the row at *position (on the card) completes, if it does.
 Status summarize_last(const CardKv& kv, const CardSummaries& s, const int64_t* position, CardStreamHandle stream);
+Status summarize_last(const BlockStore& rows, const CardSummaries& s, const int64_t* position, CardStreamHandle stream);
 
 struct ChoiceRules {
   int64_t budget = 0, sink = 0, local = 0;
   bool shared = false;  // one list for all KV heads
   bool max = false;     // a block scores as its best query head, not as their sum
   // Tiles that a list may need.
-  int64_t tiles(int block) const { return (budget + sink + local) / 16 + 3 * (block / 16) + 4; }
+  int64_t tiles(int block) const { return (budget + sink + local) / 16 + 3 * (block / 16) + 6; }
 };
 
 // scores[kv_heads][s.capacity] of the full blocks before *position, then lists for attend_token(): tiles and count as

@@ -121,8 +121,12 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const LoadedMod
   std::unique_ptr<Session> session(new Session(std::move(model), options, std::move(kv), pool));
   if (options.card) {
     if (options.keeper) return fail(Code::kUnsupported, "a keep stage of one's own does not run on a card");
-    const CardSessionOptions card{options.context, options.card_chunk, options.order == PrefillOrder::kLayerMajor,
-                                  options.recipe, options.card_kv ? nullptr : session->kv_.get()};
+    const CardSessionOptions card{options.context,
+                                  options.card_chunk,
+                                  options.order == PrefillOrder::kLayerMajor,
+                                  options.recipe,
+                                  options.card_kv ? nullptr : session->kv_.get(),
+                                  options.card_hybrid};
     LONGKV_ASSIGN(session->device_, make_card_session(options.card, card, pool));
   }
   return session;

@@ -36,8 +36,9 @@ struct SessionOptions {
   // Weights on a card: the sequence runs there, KV cache and all. nullptr: on the CPU. A recipe that the card does not
   // have (cuda/card_session.h), checks, followers and second readings are refused.
   std::shared_ptr<CardModel> card = {};
-  bool card_kv = true;     // the cache lies on the card too; else in memory, decoded by the CPU under any recipe
-  int64_t card_chunk = 0;  // prompt tokens that pass a layer together on the card; 0: as memory and speed suggest
+  bool card_kv = true;       // the cache lies on the card too; else in memory, decoded by the CPU under any recipe
+  bool card_hybrid = false;  // rows in memory, the blocks in use on the card, which chooses them; needs card_kv
+  int64_t card_chunk = 0;    // prompt tokens that pass a layer together on the card; 0: as memory and speed suggest
   // Instead of the recipe's keep stage, for methods that no recipe names.
   std::function<std::unique_ptr<Keeper>()> keeper = {};
   // For recipes that read the prompt again (kvzip): what stands before piece `i` when it is repeated, `before` being

@@ -33,6 +33,11 @@ struct KvStats {
   int64_t checked_steps = 0;
   std::vector<double> captured_mass;  // per layer, summed over checked steps: mean over query heads
   std::vector<double> output_error;   // per layer, summed: |sparse - dense| / |dense|
+  // With rows in memory and blocks in use on a card: of the blocks that were attended, those that lay there already and
+  // those that were fetched, per KV head and layer, and what the latter moved.
+  int64_t blocks_found = 0;
+  int64_t blocks_fetched = 0;
+  int64_t bus_bytes = 0;
   double seconds_select = 0;
   double seconds_attend = 0;
 };

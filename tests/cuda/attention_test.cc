@@ -188,6 +188,68 @@ TEST(CardAttention, OneTokenOverEveryShapeAndLength) {
   }
 }
 
+// Beyond 2^31 values and, in bytes, beyond 2^32: the last rows of the last head, through a window and through tiles.
+TEST(CardAttention, IndicesBeyond32Bits) {
+  LONGKV_NEED_CARD();
+  constexpr int64_t kRows = 2200000, kWindow = 200;
+  const Shape s{KvType::kF16, 16, 8, 128, kRows};
+  size_t free = 0, total = 0;
+  OnCard::check(cudaMemGetInfo(&free, &total));
+  const int64_t bytes = card::card_kv_bytes(s.type, s.kv_heads, s.dim, s.capacity);
+  if (int64_t(free) < bytes + (int64_t(1) << 30)) GTEST_SKIP() << "the card has too little free memory";
+  ASSERT_GT(s.kv_heads * s.capacity * s.dim, int64_t(1) << 31);
+  const OnCard memory(bytes);
+  const CardKv kv = card::place_kv(s.type, s.kv_heads, s.dim, s.capacity, memory.data());
+  ASSERT_DONE(card::fill_rows(kv, kRows, 77, nullptr));
+  OnCard::check(cudaDeviceSynchronize());
+  const auto queries = test::to_halves(test::normal_floats(s.heads * s.dim, 4));
+  const OnCard q = OnCard::of(queries), scratch(card::DecodeScratch::bytes(s.heads, 3, s.dim)),
+               row(card::CardRow::bytes(s.heads * s.dim));
+  const card::DecodeScratch d{3, scratch.as<float>(), scratch.as<float>() + int64_t(s.heads) * 3 * s.dim};
+  const std::vector<int64_t> position = {kRows - 1};
+  const OnCard at = OnCard::of(position);
+  std::vector<int32_t> tiles, counts(size_t(s.kv_heads), 0);
+  const int64_t first = kRows - kWindow, stride = 32;
+  for (int h = 0; h < s.kv_heads; ++h) {
+    const size_t begin = tiles.size();
+    for (int64_t r = first; r < kRows; r = std::min(kRows, (r / 16 + 1) * 16)) {
+      tiles.push_back(int32_t(r));
+      tiles.push_back(int32_t(std::min(kRows, (r / 16 + 1) * 16) - r));
+    }
+    counts[size_t(h)] = int32_t((tiles.size() - begin) / 2);
+    tiles.resize(begin + size_t(stride) * 2);
+  }
+  const OnCard list = OnCard::of(tiles), count = OnCard::of(counts);
+  for (const bool listed : {false, true}) {
+    const card::AttendArgs a{q.as<card::half_t>(), s.heads, kv, 0.1f, 0.0f, listed ? 0 : kWindow};
+    card::TileList chosen;
+    if (listed) chosen = {list.as<int32_t>(), count.as<int32_t>(), stride};
+    ASSERT_DONE(card::attend_token(a, chosen, at.as<int64_t>(), d, nullptr));
+    ASSERT_DONE(card::merge_partials(d, s.heads, s.dim, card::CardRow::at(row.data(), s.heads * s.dim), nullptr));
+    const auto got = row.read<float>(s.heads * s.dim);
+    for (const int head : {0, s.heads - 1}) {
+      std::vector<uint16_t> k(size_t(kWindow * s.dim)), v(k.size());
+      const int64_t from = (head / 2 * kRows + first) * s.dim * 2;
+      OnCard::check(cudaMemcpy(k.data(), kv.k + from, k.size() * 2, cudaMemcpyDeviceToHost));
+      OnCard::check(cudaMemcpy(v.data(), kv.v + from, v.size() * 2, cudaMemcpyDeviceToHost));
+      std::vector<double> weight, want(size_t(s.dim));
+      double top = -1e300, sum = 0;
+      for (int64_t r = 0; r < kWindow; ++r) {
+        double dot = 0;
+        for (int i = 0; i < s.dim; ++i)
+          dot += test::half_float(k[size_t(r * s.dim + i)]) * test::half_float(queries[size_t(head * s.dim + i)]);
+        weight.push_back(dot * 0.1);
+        top = std::max(top, weight.back());
+      }
+      for (double& w : weight) sum += w = std::exp(w - top);
+      for (int64_t r = 0; r < kWindow; ++r)
+        for (int i = 0; i < s.dim; ++i)
+          want[size_t(i)] += weight[size_t(r)] / sum * test::half_float(v[size_t(r * s.dim + i)]);
+      expect_near(want, &got[size_t(head * s.dim)], tolerance(s.type));
+    }
+  }
+}
+
 TEST(CardAttention, PromptsInChunks) {
   LONGKV_NEED_CARD();
   struct Case {
