@@ -2,10 +2,11 @@
 //
 // A block takes kBlockQ queries of one head and walks over the keys in tiles of kBlockK, which are copied to shared
 // memory while the previous products run. Each of four warps holds kTiles x 16 queries. Scheme of the loop:
-// FlashAttention-2 (arXiv 2307.08691).
+// FlashAttention-2 (arXiv 2307.08691). Keys are all before the queries, or the blocks of a list.
 #include "cuda/kv.h"
 #include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
+#include "cuda/prompt_blocks.h"
 
 namespace longkv::card {
 
@@ -45,7 +46,7 @@ __device__ __forceinline__ uint32_t tile_offset(int row, int chunk) {
   return uint32_t(row * (kDim * 2) + (chunk ^ turn) * 16);
 }
 
-// Rows [first, first + kRows) of one head to a tile; rows from `end` on are zero.
+// Rows [first, first + kRows) of one head to a tile; rows before 0 and from `end` on are zero.
 template <int kDim, int kRows>
 __device__ __forceinline__ void load_tile(uint32_t tile, const uint8_t* base, int64_t row_stride, int64_t first,
                                           int64_t end) {
@@ -55,7 +56,7 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const uint8_t* base, in
   for (int i = 0; i < kRows * kChunks / (kWarps * 32); ++i) {
     const int at = i * kWarps * 32 + int(threadIdx.x);
     const int row = at / kChunks, chunk = at % kChunks;
-    const bool there = first + row < end;
+    const bool there = first + row >= 0 && first + row < end;
     copy16(tile + tile_offset<kDim>(row, chunk), base + (there ? first + row : 0) * row_stride + chunk * 16, there);
   }
 }
@@ -64,9 +65,11 @@ struct PromptArgs {
   AttendArgs a;
   int64_t first, n;
   half_t* out;
+  PromptLists lists;
 };
 
-template <class Value, int kDim, int kTiles, int kBlockK>
+// kListed: blocks of queries begin at multiples of kPromptBlock, and the keys are those of p.lists.
+template <class Value, int kDim, int kTiles, int kBlockK, bool kListed>
 __global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p) {
   constexpr int kBlockQ = kWarps * kTiles * 16;
   constexpr int kKeyTiles = kBlockK / 8, kChannelTiles = kDim / 8;
@@ -79,7 +82,8 @@ __global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int head = int(blockIdx.x);
   // Late queries have the most keys: they start first.
-  const int64_t q_first = int64_t(gridDim.y - 1 - blockIdx.y) * kBlockQ;
+  const int64_t q_block = gridDim.y - 1 - blockIdx.y;
+  const int64_t q_first = q_block * kBlockQ - (kListed ? p.first % kBlockQ : 0);
   const CardKv& kv = p.a.kv;
   const int64_t head_row = int64_t(head / (p.a.heads / kv.kv_heads)) * kv.capacity;
   const uint8_t* keys = kv.k + head_row * kDim * 2;
@@ -87,10 +91,19 @@ __global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p
   const int64_t key_end = min(p.first + p.n, p.first + q_first + kBlockQ);
   const int64_t key_begin =
       p.a.window > 0 ? max(int64_t(0), p.first + q_first + 1 - p.a.window) / kBlockK * kBlockK : 0;
+  constexpr int kPerBlock = kPromptBlock / kBlockK;
+  const int64_t list = head * p.lists.query_blocks + q_block;
+  const int32_t* listed = p.lists.blocks + list * p.lists.most;
+  const int64_t key_tiles =
+      kListed ? int64_t(p.lists.count[list]) * kPerBlock : (key_end - key_begin + kBlockK - 1) / kBlockK;
+  const auto key_of = [&](int64_t tile) {
+    if (!kListed) return key_begin + tile * kBlockK;
+    return int64_t(listed[tile / kPerBlock]) * kPromptBlock + tile % kPerBlock * kBlockK;
+  };
 
   load_tile<kDim, kBlockQ>(q_tile, reinterpret_cast<const uint8_t*>(p.a.q + int64_t(head) * kDim),
                            int64_t(p.a.heads) * kDim * 2, q_first, p.n);
-  load_tile<kDim, kBlockK>(k_tile, keys, kDim * 2, key_begin, key_end);
+  load_tile<kDim, kBlockK>(k_tile, keys, kDim * 2, key_of(0), key_end);
   copies_commit();
 
   float out[kTiles][kChannelTiles][4] = {};
@@ -100,7 +113,8 @@ __global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p
   const float scale = p.a.scale * kLog2E;
   const int64_t my_first = p.first + q_first + warp * kTiles * 16 + lane / 4;  // position of row 0 of tile 0
 
-  for (int64_t key = key_begin; key < key_end; key += kBlockK) {
+  for (int64_t tile = 0; tile < key_tiles; ++tile) {
+    const int64_t key = key_of(tile);
     copies_wait<0>();
     __syncthreads();
     load_tile<kDim, kBlockK>(v_tile, values, kDim * 2, key, key_end);
@@ -174,7 +188,7 @@ __global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p
 
     copies_wait<0>();
     __syncthreads();
-    if (key + kBlockK < key_end) load_tile<kDim, kBlockK>(k_tile, keys, kDim * 2, key + kBlockK, key_end);
+    if (tile + 1 < key_tiles) load_tile<kDim, kBlockK>(k_tile, keys, kDim * 2, key_of(tile + 1), key_end);
     copies_commit();
 
 #pragma unroll
@@ -203,7 +217,7 @@ __global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p
       total += __shfl_xor_sync(kAllLanes, total, 2);
       const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
       const int64_t row = my_first - p.first + t * 16 + r * 8;
-      if (row >= p.n) continue;
+      if (row < 0 || row >= p.n) continue;
       auto* to = reinterpret_cast<uint32_t*>(p.out + (row * p.a.heads + head) * kDim) + lane % 4;
 #pragma unroll
       for (int c = 0; c < kChannelTiles; ++c) {
@@ -214,14 +228,16 @@ __global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p
   }
 }
 
-template <class Value, int kDim, int kTiles, int kBlockK>
+template <class Value, int kDim, int kTiles, int kBlockK, bool kListed = false>
 Status run(const PromptArgs& p, CardStreamHandle stream) {
   constexpr int kBlockQ = kWarps * kTiles * 16;
   constexpr int kBytes = (kBlockQ + 2 * kBlockK) * kDim * 2;
-  const auto kernel = attend_prompt_kernel<Value, kDim, kTiles, kBlockK>;
+  const auto kernel = attend_prompt_kernel<Value, kDim, kTiles, kBlockK, kListed>;
   LONGKV_TRY(
       cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "attend_prompt"));
-  const dim3 grid(unsigned(p.a.heads), unsigned((p.n + kBlockQ - 1) / kBlockQ));
+  static_assert(!kListed || kBlockQ == kPromptBlock);
+  const int64_t blocks = kListed ? prompt_blocks(p.first, p.n) : (p.n + kBlockQ - 1) / kBlockQ;
+  const dim3 grid(unsigned(p.a.heads), unsigned(blocks));
   kernel<<<grid, kWarps * 32, kBytes, stream>>>(p);
   return launched("attend_prompt");
 }
@@ -240,10 +256,25 @@ Status run(const PromptArgs& p, CardStreamHandle stream) {
 }  // namespace
 
 Status attend_prompt(const AttendArgs& a, int64_t first, int64_t n, half_t* out, CardStreamHandle stream) {
-  const PromptArgs p{a, first, n, out};
+  const PromptArgs p{a, first, n, out, {}};
   if (a.kv.type == KvType::kF16) return run<__half>(p, stream);
   if (a.kv.type == KvType::kBf16) return run<__nv_bfloat16>(p, stream);
   return Status(Code::kInternal, "attend_prompt reads f16 and bf16 rows only");
+}
+
+Status attend_prompt_listed(const AttendArgs& a, const PromptLists& lists, int64_t first, int64_t n, half_t* out,
+                            CardStreamHandle stream) {
+  if (n <= 0) return {};
+  if (a.kv.type != KvType::kF16 || a.window > 0)
+    return Status(Code::kInternal, "attend_prompt_listed reads f16 rows without a window");
+  const PromptArgs p{a, first, n, out, lists};
+  switch (a.kv.dim) {
+    case 64: return run<__half, 64, 1, 64, true>(p, stream);
+    case 96: return run<__half, 96, 1, 64, true>(p, stream);
+    case 128: return run<__half, 128, 1, 64, true>(p, stream);
+    case 256: return run<__half, 256, 1, 32, true>(p, stream);
+    default: return Status(Code::kInternal, "attend_prompt_listed: head dimension");
+  }
 }
 
 }  // namespace longkv::card

@@ -246,6 +246,16 @@ Status CardGraph::output(const float* hidden, cudaStream_t stream) {
   return {};
 }
 
+Status CardGraph::read_sparsely(const PrefillSpec& spec, int64_t context, int64_t chunk) {
+  LONGKV_ASSIGN(sparse_, CardSparse::create(*model_->impl().memory, config(), spec, context, chunk));
+  return {};
+}
+
+Status CardGraph::begin_rows(int i, const card::CardKv& rows, int64_t start, cudaStream_t stream) {
+  if (!sparse_ || !sparse_->applies(i, INT64_MAX)) return {};  // the prompt may be long
+  return sparse_->begin_layer(rows, start, stream);
+}
+
 Status CardGraph::load_layer(int i, cudaStream_t stream) {
   const CardLayer& l = layer(i);
   const std::pair<const CardStack*, card::half_t*> stacks[] = {
@@ -277,7 +287,7 @@ Status CardGraph::products(const CardStack& stack, const card::half_t* weights, 
 }
 
 Status CardGraph::prefill_layer(int i, const card::CardKv& kv, const card::CardKv* work, float* hidden, int64_t first,
-                                int64_t n, cudaStream_t stream) {
+                                int64_t n, int64_t prompt_end, cudaStream_t stream) {
   const CardLayer& l = layer(i);
   const ModelConfig& c = config();
   LONGKV_TRY(card::norm_rows(hidden, l.attn_norm, c.norm_eps, n, c.dim, chunk_.norm, stream));
@@ -290,8 +300,10 @@ Status CardGraph::prefill_layer(int i, const card::CardKv& kv, const card::CardK
   a.q = chunk_.q;
   a.work = work;
   LONGKV_TRY(card::append_rows(a, stream));
-  LONGKV_TRY(
-      card::attend_prompt(attend_args(l, work != nullptr ? *work : kv, chunk_.q), first, n, chunk_.attention, stream));
+  const card::AttendArgs attend = attend_args(l, work != nullptr ? *work : kv, chunk_.q);
+  LONGKV_TRY(sparse_ && sparse_->applies(i, prompt_end)
+                 ? sparse_->attend(attend, first, n, prompt_end, *gemm_, chunk_.attention, stream)
+                 : card::attend_prompt(attend, first, n, chunk_.attention, stream));
   if (l.post_attn_norm == nullptr && l.o_bias == nullptr) {
     LONGKV_TRY(products(l.o, weights_.o, chunk_.attention, n, true, hidden, stream));
   } else {

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "cuda/card_model_impl.h"
+#include "cuda/card_sparse.h"
 #include "cuda/kv.h"
 #include "cuda/ops.h"
 
@@ -39,13 +40,18 @@ class CardGraph {
   Status output(const float* hidden, cudaStream_t stream);
 
   // --- chunks of a prompt
+  // Prompts are read block-sparsely from now on.
+  Status read_sparsely(const PrefillSpec& spec, int64_t context, int64_t chunk);
+  // Before the chunks of a layer whose rows [0, start) are in `rows` (f16).
+  Status begin_rows(int layer, const card::CardKv& rows, int64_t start, cudaStream_t stream);
   // Weights of a layer as halves, for the chunks that follow.
   Status load_layer(int layer, cudaStream_t stream);
   // Angles of n positions from `first` on.
   Status begin_chunk(int64_t first, int64_t n, cudaStream_t stream);
   // hidden[n][dim] is replaced. Rows go to kv and, where given, to `work`, which is then what is attended.
+  // prompt_end: where the prompt ends, for sparse reading.
   Status prefill_layer(int layer, const card::CardKv& kv, const card::CardKv* work, float* hidden, int64_t first,
-                       int64_t n, cudaStream_t stream);
+                       int64_t n, int64_t prompt_end, cudaStream_t stream);
 
  private:
   CardGraph() = default;
@@ -63,6 +69,7 @@ class CardGraph {
 
   std::shared_ptr<CardModel> model_;
   std::unique_ptr<CardGemm> gemm_;
+  std::unique_ptr<CardSparse> sparse_;
   card::CardRope rope_, rope_window_;
   CardBuffer rope_memory_, rope_window_memory_, token_memory_, chunk_memory_, weight_memory_;
   int64_t position_host_ = 0;

@@ -140,7 +140,7 @@ Status CardHostSession::chunk_layer(int layer, float* hidden, int64_t first, int
   card::CardKv none;
   none.kv_heads = c.kv_heads;
   none.dim = c.head_dim_k;
-  LONGKV_TRY(graph_->prefill_layer(layer, none, &work_, hidden, first, n, stream_.get()));
+  LONGKV_TRY(graph_->prefill_layer(layer, none, &work_, hidden, first, n, end, stream_.get()));
   const int64_t q = int64_t(c.heads) * c.head_dim_k, kv = int64_t(c.kv_heads) * c.head_dim_k, width = q + 2 * kv;
   const auto copy = [&](float* to, int64_t column, int64_t columns) {
     return cuda_status(cudaMemcpy2DAsync(to, size_t(columns) * 4, graph_->chunk_qkv() + column, size_t(width) * 4,

@@ -39,8 +39,10 @@ Status CardRunner::allocate_scratch(KvType type, int64_t reserve) {
   left = std::max<int64_t>(0, left - reserve - CardGraph::fixed_bytes(*model_, options_.context));
   chunk_ = options_.chunk > 0 ? options_.chunk : kLargestChunk;
   chunk_ = std::min({chunk_, round_up(options_.context, 64), int64_t(32768)});
-  while (options_.chunk == 0 && chunk_ > 64 && CardGraph::chunk_bytes(c, chunk_) > left / 4) chunk_ /= 2;
+  while (options_.chunk == 0 && chunk_ > 64 && CardGraph::chunk_bytes(c, chunk_) + sparse_bytes(chunk_) > left / 4)
+    chunk_ /= 2;
   LONGKV_ASSIGN(graph_, CardGraph::create(model_, options_.context, chunk_, type));
+  if (reads_sparsely()) LONGKV_TRY(graph_->read_sparsely(options_.recipe.prefill, options_.context, chunk_));
   span_ = chunk_;
   if (options_.layer_major) {
     const int64_t fits = std::min(kHiddenBytes, left / 4) / (c.dim * 4) / chunk_ * chunk_;

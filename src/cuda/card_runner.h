@@ -27,6 +27,10 @@ class CardRunner : public DeviceRunner {
   Status open();
   // Graph and buffers out of the memory that is left, but for `reserve` bytes: a smaller chunk rather than none.
   Status allocate_scratch(KvType type, int64_t reserve = 0);
+  bool reads_sparsely() const { return options_.recipe.prefill.kind == PrefillKind::kBlockSparse; }
+  int64_t sparse_bytes(int64_t chunk) const {
+    return reads_sparsely() ? CardSparse::bytes(config(), options_.recipe.prefill, options_.context, chunk) : 0;
+  }
   void embed(std::span<const int32_t> ids, float* out);
 
   // A layer's part of a prompt: begin_layer, chunk_layer for every chunk, end_layer. `end` is the position after the

@@ -11,9 +11,9 @@
 #include "base/checked.h"
 #include "base/log.h"
 #include "cuda/card_host_session.h"
+#include "cuda/card_index.h"
 #include "cuda/card_runner.h"
 #include "cuda/hybrid_rows.h"
-#include "cuda/select.h"
 
 namespace longkv {
 
@@ -29,13 +29,11 @@ Status card_supports(const LoadedModel& model, const Recipe& recipe) {
   Recipe can;
   can.store.k = recipe.store.k;
   can.store.v = recipe.store.v;
-  const bool summaries = recipe.index.kind == IndexKind::kMinMax || recipe.index.kind == IndexKind::kMean;
-  if (summaries && recipe.select.heads != SelectHeads::kPerQueryHead &&
-      recipe.select.aggregate != Aggregate::kSoftmaxSum && recipe.index.block % 16 == 0 && c.head_dim_k != 96 &&
-      c.heads / c.kv_heads <= 16) {
+  if (CardIndex::supports(recipe.index, recipe.select, c)) {
     can.index.kind = recipe.index.kind;
     can.index.block = recipe.index.block;
-    can.index.eight = recipe.index.eight && recipe.index.kind == IndexKind::kMinMax;
+    can.index.eight = recipe.index.eight;
+    can.index.rotate = recipe.index.rotate;
     can.index.coarse = recipe.index.coarse;  // the card scores every block
     can.select.all = recipe.select.all;
     can.select.budget = recipe.select.budget;
@@ -45,11 +43,14 @@ Status card_supports(const LoadedModel& model, const Recipe& recipe) {
     can.select.aggregate = recipe.select.aggregate;
     can.select.dense_layers = recipe.select.dense_layers;
   }
+  if (recipe.prefill.kind == PrefillKind::kBlockSparse && recipe.store.k != KvType::kBf16) can.prefill = recipe.prefill;
   if (recipe == can) return {};
-  return fail(Code::kUnsupported,
-              "the recipe {}; with its KV on the card, longkv has full attention and select=topk over index=minmax or "
-              "mean in blocks of a multiple of 16 (aggregate sum or max), as in quest",
-              recipe.canonical());
+  return fail(
+      Code::kUnsupported,
+      "the recipe {}; with its KV on the card, longkv has full attention and select=topk over blocks of a multiple of "
+      "16: index=minmax or mean (aggregate sum or max), as in quest, and index=bits (one bit, aggregate softmax), as "
+      "in onebit; prompts are read densely or block_sparse (rows f16 or q8_0)",
+      recipe.canonical());
 }
 
 Status card_supports_hybrid(const LoadedModel& model, const Recipe& recipe) {
@@ -97,10 +98,8 @@ class CardSession final : public CardRunner {
  private:
   bool in_memory(int layer) const { return hybrid_ && hybrid_->holds(layer); }
   Status begin_layer(int layer, int64_t start) override;
-  Status chunk_layer(int layer, float* hidden, int64_t first, int64_t n, int64_t) override;
-  Status end_layer(int layer, int64_t start, int64_t n, bool) override {
-    return summarize_rows(layer, start, start + n);
-  }
+  Status chunk_layer(int layer, float* hidden, int64_t first, int64_t n, int64_t end) override;
+  Status end_layer(int layer, int64_t start, int64_t n, bool) override { return index_rows(layer, start, start + n); }
   Status commit(int64_t n) override {
     tokens_ += n;
     return finish_rows();
@@ -109,10 +108,13 @@ class CardSession final : public CardRunner {
   Status finish_rows() { return hybrid_ ? hybrid_->finish(stream_.get()) : Status(); }
 
   Status allocate_rows(int64_t capacity, const std::vector<bool>& hybrid);
-  Status allocate_selection(int64_t capacity);
   Status allocate_hybrid(const HybridRows::Shape& shape);
-  bool selects(int layer) const { return !choice_.empty() && choice_[size_t(layer)].data != nullptr; }
-  Status summarize_rows(int layer, int64_t begin, int64_t end);
+  bool selects(int layer) const { return index_ && index_->selects(layer); }
+  // After rows [begin, end) of a layer were written.
+  Status index_rows(int layer, int64_t begin, int64_t end) {
+    if (!selects(layer)) return {};
+    return index_->update(layer, in_memory(layer) ? work_ : kv_[size_t(layer)], begin, end, stream_.get());
+  }
   Status record_layer(int layer);
   Status record_step();
   Status capture_step();
@@ -123,10 +125,7 @@ class CardSession final : public CardRunner {
   std::vector<card::CardKv> kv_;  // [layers]
   card::CardKv work_;             // rows of the present layer in f16, where they are not attended in place
   std::unique_ptr<HybridRows> hybrid_;
-  std::vector<card::CardSummaries> choice_;  // [layers], no data: the layer attends all; empty: all layers do
-  card::ChoiceRules rules_;
-  card::TileList list_;
-  CardBuffer summaries_, scores_, tiles_;
+  std::unique_ptr<CardIndex> index_;  // none: every layer attends all
   cudaGraphExec_t step_ = nullptr;
   int64_t tokens_ = 0, steps_ = 0;
   KvStats stats_;
@@ -138,14 +137,16 @@ Status CardSession::allocate() {
   LONGKV_TRY(open());
   const ModelConfig& c = config();
   const int64_t capacity = round_up(options_.context, 16);
-  if (!options_.recipe.select.all) LONGKV_TRY(allocate_selection(capacity));
+  if (!options_.recipe.select.all) {
+    LONGKV_ASSIGN(index_, CardIndex::create(memory(), c, options_.recipe, capacity));
+  }
   std::vector<bool> hybrid(size_t(c.layers), false);
   for (int l = 0; l < c.layers; ++l) hybrid[size_t(l)] = options_.hybrid && selects(l);
   LONGKV_TRY(allocate_rows(capacity, hybrid));
   if (!options_.hybrid) return allocate_scratch(type_);
   HybridRows::Shape shape{type_, c.kv_heads, c.head_dim_k, int(options_.recipe.index.block), options_.context,
                           0,     0,          hybrid};
-  shape.list_blocks = list_.stride * 16 / shape.block + 1;
+  shape.list_blocks = index_->list_tiles() * 16 / shape.block + 1;
   return allocate_hybrid(shape);
 }
 
@@ -180,7 +181,8 @@ Status CardSession::allocate_hybrid(const HybridRows::Shape& wanted) {
   shape.chunk = 64;
   const int64_t before = memory().used();
   const int64_t least = before + CardGraph::fixed_bytes(*model_, options_.context) + CardGraph::chunk_bytes(c, 64) +
-                        64 * c.dim * 4 + shape.fixed_bytes() + shape.least_bytes() + (int64_t(1) << 20);
+                        sparse_bytes(64) + 64 * c.dim * 4 + shape.fixed_bytes() + shape.least_bytes() +
+                        (int64_t(1) << 20);
   const auto make = [&]() -> Status {
     if (memory().cap() > 0 && memory().cap() < least)
       return fail(Code::kOutOfMemory, "{} MiB of VRAM are too few", memory().cap() >> 20);
@@ -201,62 +203,28 @@ Status CardSession::allocate_hybrid(const HybridRows::Shape& wanted) {
   return {};
 }
 
-Status CardSession::allocate_selection(int64_t capacity) {
-  const ModelConfig& c = config();
-  const Recipe& r = options_.recipe;
-  const auto kind = r.index.kind == IndexKind::kMean ? card::SummaryKind::kMean
-                    : r.index.eight                  ? card::SummaryKind::kBox8
-                                                     : card::SummaryKind::kBox;
-  const int64_t blocks = ceil_div(capacity, r.index.block);
-  const int64_t per_layer = round_up(card::summary_bytes(kind, c.kv_heads, c.head_dim_k, blocks), 256);
-  rules_ = {r.select.budget, r.select.sink, r.select.local, r.select.heads == SelectHeads::kShared,
-            r.select.aggregate == Aggregate::kMax};
-  std::vector<int> choosing;
-  for (int l = 0; l < c.layers; ++l) {
-    choice_.push_back({kind, int(r.index.block), blocks, nullptr, nullptr});
-    if (l >= r.select.dense_layers && (c.window.empty() || c.window[size_t(l)] == 0)) choosing.push_back(l);
-  }
-  LONGKV_ASSIGN(summaries_,
-                CardBuffer::create(memory(), int64_t(choosing.size()) * per_layer, "summaries of the KV blocks"));
-  for (size_t i = 0; i < choosing.size(); ++i) {
-    choice_[size_t(choosing[i])] = card::place_summaries(kind, int(r.index.block), c.kv_heads, c.head_dim_k, blocks,
-                                                         summaries_.data() + int64_t(i) * per_layer);
-  }
-  list_.stride = rules_.tiles(int(r.index.block));
-  LONGKV_ASSIGN(scores_, CardBuffer::create(memory(), c.kv_heads * blocks * 4, "scores of the KV blocks"));
-  LONGKV_ASSIGN(tiles_, CardBuffer::create(memory(), c.kv_heads * (list_.stride * 8 + 4), "chosen rows"));
-  list_.tiles = tiles_.as<int32_t>();
-  list_.count = list_.tiles + c.kv_heads * list_.stride * 2;
-  return {};
-}
-
 Status CardSession::begin_layer(int layer, int64_t start) {
-  if (in_memory(layer)) return hybrid_->begin_layer(layer, start, stream_.get());
-  if (type_ != KvType::kQ8_0 || start == 0) return {};
-  return card::decode_rows(kv_[size_t(layer)], 0, start, work_, stream_.get());
+  const bool decoded = in_memory(layer) || type_ == KvType::kQ8_0;  // work_ is what prompts attend
+  if (in_memory(layer)) {
+    LONGKV_TRY(hybrid_->begin_layer(layer, start, stream_.get()));
+  } else if (decoded && start > 0) {
+    LONGKV_TRY(card::decode_rows(kv_[size_t(layer)], 0, start, work_, stream_.get()));
+  }
+  return graph_->begin_rows(layer, decoded ? work_ : kv_[size_t(layer)], start, stream_.get());
 }
 
-Status CardSession::chunk_layer(int layer, float* hidden, int64_t first, int64_t n, int64_t) {
+Status CardSession::chunk_layer(int layer, float* hidden, int64_t first, int64_t n, int64_t end) {
   if (!in_memory(layer)) {
     return graph_->prefill_layer(layer, kv_[size_t(layer)], type_ == KvType::kQ8_0 ? &work_ : nullptr, hidden, first, n,
-                                 stream_.get());
+                                 end, stream_.get());
   }
   LONGKV_ASSIGN(const card::CardKv stage, hybrid_->stage(first, stream_.get()));
-  LONGKV_TRY(graph_->prefill_layer(layer, stage, &work_, hidden, first, n, stream_.get()));
+  LONGKV_TRY(graph_->prefill_layer(layer, stage, &work_, hidden, first, n, end, stream_.get()));
   return hybrid_->spill(layer, first, n, stream_.get());
-}
-
-// After rows [begin, end) of a layer were written.
-Status CardSession::summarize_rows(int layer, int64_t begin, int64_t end) {
-  if (!selects(layer)) return {};
-  const card::CardSummaries& s = choice_[size_t(layer)];
-  return card::summarize(in_memory(layer) ? work_ : kv_[size_t(layer)], s, begin / s.block,
-                         end / s.block - begin / s.block, stream_.get());
 }
 
 Status CardSession::record_layer(int layer) {
   cudaStream_t stream = stream_.get();
-  const int64_t* position = graph_->position();
   const bool far = in_memory(layer);
   card::BlockStore store;
   card::HotBlocks hot;
@@ -265,20 +233,13 @@ Status CardSession::record_layer(int layer) {
   LONGKV_TRY(graph_->qkv_token(layer, kv, stream, store, hot.slot_of));
   card::TileList list;
   if (selects(layer)) {
-    const card::CardSummaries& s = choice_[size_t(layer)];
-    auto* tiles = tiles_.as<int32_t>();
-    auto* count = const_cast<int32_t*>(list_.count);
-    LONGKV_TRY(far ? card::summarize_last(store, s, position, stream) : card::summarize_last(kv, s, position, stream));
-    LONGKV_TRY(
-        card::score_blocks(graph_->query(), config().heads, kv, s, rules_, position, scores_.as<float>(), stream));
-    LONGKV_TRY(card::choose_blocks(scores_.as<float>(), config().kv_heads, s, rules_, position, tiles, count,
-                                   list_.stride, stream));
-    list = list_;
+    LONGKV_ASSIGN(list, index_->choose(layer, graph_->query(), kv, store, graph_->position(), stream));
     list.placed = far;
-    if (far) {
-      LONGKV_TRY(card::place_blocks(store, hot, tiles, count, list_.stride, position + 1, stream));
-      LONGKV_TRY(card::fetch_blocks(store, hot, stream));
-    }
+  }
+  if (far) {
+    LONGKV_TRY(
+        card::place_blocks(store, hot, index_->tiles(), list.count, list.stride, graph_->position() + 1, stream));
+    LONGKV_TRY(card::fetch_blocks(store, hot, stream));
   }
   LONGKV_TRY(graph_->attend_token(layer, kv, list, stream));
   return graph_->finish_token(layer, stream);
@@ -338,10 +299,9 @@ void CardSession::count_step() {
   for (int l = 0; l < c.layers; ++l) {
     const int64_t window = c.window.empty() ? 0 : c.window[size_t(l)];
     int64_t rows = window > 0 ? std::min(tokens_, window) : tokens_;
-    if (selects(l) && rows > rules_.budget) {
-      const card::CardSummaries& s = choice_[size_t(l)];
-      rows = rules_.budget;
-      stats_.index_bytes += card::summary_bytes(s.kind, c.kv_heads, c.head_dim_k, tokens_ / s.block);
+    if (selects(l) && rows > index_->rules().budget) {
+      rows = index_->rules().budget;
+      stats_.index_bytes += index_->scan_bytes(tokens_);
       ++stats_.selections;
     }
     stats_.rows_attended += rows * c.kv_heads;
@@ -372,7 +332,7 @@ Status CardSession::fill_random(int64_t n, uint64_t seed) {
       }
       LONGKV_TRY(hybrid_->begin_layer(l, n, stream));
     }
-    LONGKV_TRY(summarize_rows(l, 0, n));
+    LONGKV_TRY(index_rows(l, 0, n));
   }
   LONGKV_TRY(finish_rows());
   LONGKV_TRY(stream_.wait("random rows"));

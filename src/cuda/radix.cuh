@@ -89,4 +89,87 @@ __device__ __forceinline__ void find_bin(const int* bins, int wanted, FoundBin& 
   }
 }
 
+// Larger key, larger score; NaN last.
+__device__ __forceinline__ uint32_t order_key(float x) {
+  const uint32_t bits = __float_as_uint(x);
+  if (x != x) return 0;
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+constexpr int kChooseThreads = 1024;
+constexpr int kChooseRun = 8;  // neighbouring items that a thread takes
+
+struct ChooseScratch {
+  int bins[2048];
+  BlockRanks ranks;
+  FoundBin found;
+};
+
+// The `wanted` items of [begin, end) with the largest keys, in ascending order: put(rank, item). The k-th largest key
+// is found 11, 11 and 10 bits at a time; of equal keys the first items win. There are at least `wanted` items. All
+// threads of a block of kChooseThreads take part.
+template <class KeyOf, class Put>
+__device__ __forceinline__ void choose_largest(int64_t begin, int64_t end, int wanted, const KeyOf& key_of,
+                                               ChooseScratch& shared, const Put& put) {
+  const int64_t origin = begin / kChooseRun * kChooseRun, step = int64_t(kChooseThreads) * kChooseRun;
+  uint32_t keys[kChooseRun];
+  // Loads the keys of a run; a bit each for items of [begin, end).
+  const auto load = [&](int64_t at) {
+    unsigned there = 0;
+#pragma unroll
+    for (int i = 0; i < kChooseRun; ++i) {
+      const bool in = at + i >= begin && at + i < end;
+      keys[i] = in ? key_of(at + i) : 0u;
+      there |= unsigned(in) << i;
+    }
+    return there;
+  };
+  uint32_t prefix = 0, mask = 0;
+  for (int shift = 21, bits = 11; shift >= 0; bits = shift < 11 ? shift : 11, shift -= bits) {
+    for (int i = int(threadIdx.x); i < 2048; i += kChooseThreads) shared.bins[i] = 0;
+    __syncthreads();
+    RunCounter runs(shared.bins);
+    for (int64_t at = origin + threadIdx.x * kChooseRun; at < end; at += step) {
+      const unsigned there = load(at);
+#pragma unroll
+      for (int i = 0; i < kChooseRun; ++i) {
+        if ((there >> i & 1) && (keys[i] & mask) == prefix) runs.add(int((keys[i] >> shift) & ((1u << bits) - 1)));
+      }
+    }
+    runs.flush();
+    __syncthreads();
+    find_bin<2048>(shared.bins, wanted, shared.found);
+    __syncthreads();
+    prefix |= uint32_t(shared.found.bin) << shift;
+    mask |= ((1u << bits) - 1) << shift;
+    wanted = shared.found.left;  // of the items with exactly this key, in the end
+    if (shift == 0) break;
+  }
+  int chosen = 0, equal_before = 0;  // known to every thread
+  for (int64_t base = origin; base < end; base += step) {
+    const int64_t at = base + threadIdx.x * kChooseRun;
+    const unsigned there = load(at);
+    unsigned above = 0, equal = 0;
+#pragma unroll
+    for (int i = 0; i < kChooseRun; ++i) {
+      above |= unsigned(keys[i] > prefix) << i;
+      equal |= unsigned(keys[i] == prefix) << i;
+    }
+    above &= there, equal &= there;
+    const int2 before = shared.ranks.next(__popc(above), __popc(equal));
+    int equal_rank = equal_before + before.y;
+    // Ahead of this thread's items: those above, and of the equal ones as many as are taken.
+    int rank = chosen + before.x + min(equal_rank, wanted) - min(equal_before, wanted);
+#pragma unroll
+    for (int i = 0; i < kChooseRun; ++i) {
+      const bool is_equal = equal >> i & 1;
+      const bool take = (above >> i & 1) || (is_equal && equal_rank < wanted);
+      equal_rank += is_equal;
+      if (take) put(rank++, at + i);
+    }
+    chosen += shared.ranks.total.x + min(equal_before + shared.ranks.total.y, wanted) - min(equal_before, wanted);
+    equal_before += shared.ranks.total.y;
+  }
+}
+
 }  // namespace longkv::card

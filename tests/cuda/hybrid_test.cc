@@ -76,7 +76,7 @@ TEST(CardHybrid, SameBitsAsOnTheCard) {
   const auto ids = text_ids(pass_key_text(12000, 0.4, "71432"));
   const std::span<const int32_t> all(ids);
   for (const char* recipe :
-       {"quest:budget=512", "quest:budget=512,dense_layers=0",
+       {"quest:budget=512", "quest:budget=512,dense_layers=0", "onebit:budget=512",
         "index=mean(block=32,coarse=1) + select=topk(budget=1024,sink=16,local=64,heads=shared)"}) {
     SCOPED_TRACE(recipe);
     auto want = here.open(recipe, false, 16384), have = there.open(recipe, true, 16384);

@@ -193,7 +193,8 @@ TEST(CardSession, ChosenRowsAsOnTheCpu) {
   const Pair p = open_pair(models().front());
   ASSERT_TRUE(p.card);
   const auto ids = random_ids(3000, p.model->config().vocab, 12);
-  for (const char* text : {"quest:budget=256", "quest:budget=4096",
+  for (const char* text : {"quest:budget=256", "quest:budget=4096", "onebit:budget=512",
+                           "index=minmax(block=16,summary=q8) + select=topk(budget=512)",
                            "index=mean(block=32,coarse=1) + "
                            "select=topk(budget=512,sink=16,local=64,heads=shared)"}) {
     SCOPED_TRACE(text);

@@ -1,0 +1,101 @@
+#ifdef LONGKV_WITH_CUDA
+
+#include "cuda/card_index.h"
+
+#include "base/checked.h"
+
+namespace longkv {
+
+namespace {
+card::SummaryKind summary_kind(const IndexSpec& index) {
+  if (index.kind == IndexKind::kMean) return card::SummaryKind::kMean;
+  return index.eight ? card::SummaryKind::kBox8 : card::SummaryKind::kBox;
+}
+}  // namespace
+
+bool CardIndex::supports(const IndexSpec& index, const SelectSpec& select, const ModelConfig& c) {
+  if (select.heads == SelectHeads::kPerQueryHead || index.block % 16 != 0 || c.head_dim_k == 96 ||
+      c.heads / c.kv_heads > 16) {
+    return false;
+  }
+  const bool masses = select.aggregate == Aggregate::kSoftmaxSum;
+  if (index.kind == IndexKind::kBits) return masses && index.width == 0 && !index.unbiased && !index.pool_max;
+  return !masses && (index.kind == IndexKind::kMinMax || (index.kind == IndexKind::kMean && !index.eight));
+}
+
+Result<std::unique_ptr<CardIndex>> CardIndex::create(CardMemory& memory, const ModelConfig& c, const Recipe& r,
+                                                     int64_t capacity) {
+  std::unique_ptr<CardIndex> index(new CardIndex(c));
+  index->by_bits_ = r.index.kind == IndexKind::kBits;
+  index->block_ = int(r.index.block);
+  index->rules_ = {r.select.budget, r.select.sink, r.select.local, r.select.heads == SelectHeads::kShared,
+                   r.select.aggregate == Aggregate::kMax};
+  const int block = index->block_;
+  const int64_t blocks = ceil_div(capacity, block);
+  const auto kind = summary_kind(r.index);
+  const int64_t per_layer = round_up(index->by_bits_ ? card::bits_bytes(block, c.kv_heads, c.head_dim_k, blocks)
+                                                     : card::summary_bytes(kind, c.kv_heads, c.head_dim_k, blocks),
+                                     256);
+  int64_t choosing = 0;
+  for (int l = 0; l < c.layers; ++l) {
+    index->chooses_.push_back(l >= r.select.dense_layers && (c.window.empty() || c.window[size_t(l)] == 0));
+    choosing += index->chooses_.back();
+  }
+  LONGKV_ASSIGN(index->memory_, CardBuffer::create(memory, choosing * per_layer, "the index of the KV blocks"));
+  uint8_t* at = index->memory_.data();
+  for (int l = 0; l < c.layers; ++l) {
+    index->boxes_.push_back(
+        card::place_summaries(kind, block, c.kv_heads, c.head_dim_k, blocks, index->by_bits_ ? nullptr : at));
+    index->bits_.push_back(card::place_bits(block, c.kv_heads, c.head_dim_k, blocks, r.index.rotate, at));
+    if (index->chooses_[size_t(l)]) at += per_layer;
+  }
+  LONGKV_ASSIGN(index->scores_, CardBuffer::create(memory, c.kv_heads * blocks * 4, "scores of the KV blocks"));
+  if (index->by_bits_) {
+    LONGKV_ASSIGN(index->mass_memory_,
+                  CardBuffer::create(memory, card::BitsScratch::bytes(c.heads, blocks), "masses of the KV blocks"));
+    index->masses_ = card::BitsScratch::at(index->mass_memory_.data(), c.heads);
+  }
+  card::TileList& list = index->list_;
+  list.stride = index->rules_.tiles(block);
+  LONGKV_ASSIGN(index->tiles_, CardBuffer::create(memory, c.kv_heads * (list.stride * 8 + 4), "chosen rows"));
+  list.tiles = index->tiles();
+  list.count = list.tiles + c.kv_heads * list.stride * 2;
+  return index;
+}
+
+int64_t CardIndex::scan_bytes(int64_t tokens) const {
+  if (by_bits_) return card::bits_bytes(block_, config_.kv_heads, config_.head_dim_k, tokens / block_);
+  return card::summary_bytes(boxes_[0].kind, config_.kv_heads, config_.head_dim_k, tokens / block_);
+}
+
+Status CardIndex::update(int layer, const card::CardKv& kv, int64_t begin, int64_t end, cudaStream_t stream) const {
+  if (!selects(layer)) return {};
+  if (by_bits_) return card::write_bits(kv, bits_[size_t(layer)], begin, end - begin, stream);
+  return card::summarize(kv, boxes_[size_t(layer)], begin / block_, end / block_ - begin / block_, stream);
+}
+
+Result<card::TileList> CardIndex::choose(int layer, const card::half_t* query, const card::CardKv& kv,
+                                         const card::BlockStore& store, const int64_t* position,
+                                         cudaStream_t stream) const {
+  const bool far = store.data != nullptr;
+  const card::CardSummaries& boxes = boxes_[size_t(layer)];
+  const card::CardBits& bits = bits_[size_t(layer)];
+  auto* scores = scores_.as<float>();
+  if (by_bits_) {
+    LONGKV_TRY(far ? card::write_bits_last(store, bits, position, stream)
+                   : card::write_bits_last(kv, bits, position, stream));
+    LONGKV_TRY(card::score_bits(query, config_.heads, kv, bits, rules_, config_.attn_scale, position, masses_, scores,
+                                stream));
+  } else {
+    LONGKV_TRY(far ? card::summarize_last(store, boxes, position, stream)
+                   : card::summarize_last(kv, boxes, position, stream));
+    LONGKV_TRY(card::score_blocks(query, config_.heads, kv, boxes, rules_, position, scores, stream));
+  }
+  LONGKV_TRY(card::choose_blocks(scores, config_.kv_heads, boxes, rules_, position, tiles(),
+                                 const_cast<int32_t*>(list_.count), list_.stride, stream));
+  return list_;
+}
+
+}  // namespace longkv
+
+#endif

@@ -1,0 +1,52 @@
+// Indexes of the layers that choose blocks, and the choice: what of a recipe's index and select stages the card has.
+// Only for sources built with CUDA.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cuda/bits.h"
+#include "cuda/runtime.h"
+#include "cuda/select.h"
+#include "kv/recipe.h"
+#include "model/config.h"
+
+namespace longkv {
+
+class CardIndex {
+ public:
+  // Whether the card has these stages.
+  static bool supports(const IndexSpec& index, const SelectSpec& select, const ModelConfig& config);
+  static Result<std::unique_ptr<CardIndex>> create(CardMemory& memory, const ModelConfig& config, const Recipe& recipe,
+                                                   int64_t capacity);
+
+  bool selects(int layer) const { return chooses_[size_t(layer)]; }
+  const card::ChoiceRules& rules() const { return rules_; }
+  int64_t block() const { return block_; }
+  int64_t list_tiles() const { return list_.stride; }
+  int64_t scan_bytes(int64_t tokens) const;  // that one layer's scan reads
+
+  // Rows [begin, end) of the layer are in kv.
+  Status update(int layer, const card::CardKv& kv, int64_t begin, int64_t end, cudaStream_t stream) const;
+  // Of a decoded token, whose row lies in `store` where that has data, else in kv: indexes the row, scores and chooses.
+  Result<card::TileList> choose(int layer, const card::half_t* query, const card::CardKv& kv,
+                                const card::BlockStore& store, const int64_t* position, cudaStream_t stream) const;
+  int32_t* tiles() const { return tiles_.as<int32_t>(); }
+
+ private:
+  explicit CardIndex(const ModelConfig& config) : config_(config) {}
+
+  const ModelConfig& config_;
+  bool by_bits_ = false;
+  int block_ = 16;
+  std::vector<bool> chooses_;               // [layers]
+  std::vector<card::CardSummaries> boxes_;  // [layers]; also says blocks and capacity to the choice
+  std::vector<card::CardBits> bits_;        // [layers]
+  card::BitsScratch masses_;
+  card::ChoiceRules rules_;
+  card::TileList list_;
+  CardBuffer memory_, scores_, mass_memory_, tiles_;
+};
+
+}  // namespace longkv

@@ -1,0 +1,37 @@
+// Block-sparse reading of prompts (MInference's block-sparse pattern, arXiv 2407.02490): each block of 64 queries of a
+// head attends the blocks of 64 keys whose mean its own mean scores best. Counterpart of prefill/assigned_pattern.cc.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/kv.h"
+
+namespace longkv::card {
+
+constexpr int kPromptBlock = 64;
+
+// Blocks that the query blocks of a chunk attend, ascending; every list ends with the queries' own block.
+struct PromptLists {
+  int32_t* blocks = nullptr;  // [heads][query_blocks][most]
+  int32_t* count = nullptr;   // [heads][query_blocks]
+  int64_t query_blocks = 0;   // blocks at multiples of 64 positions that the chunk touches
+  int64_t most = 0;
+};
+inline int64_t prompt_blocks(int64_t first, int64_t n) {
+  return (first + n - 1) / kPromptBlock - first / kPromptBlock + 1;
+}
+
+// Means of the blocks that rows [first, first + n) of kv (f16) touch, over rows before first + n: [kv_heads][capacity]
+// [dim] halves.
+Status pool_keys(const CardKv& kv, int64_t first, int64_t n, int64_t capacity, half_t* means, CardStreamHandle stream);
+// Means of a chunk's queries ([n][heads][dim] halves) by block: [heads][prompt_blocks()][dim] halves.
+Status pool_queries(const half_t* q, int heads, int dim, int64_t first, int64_t n, half_t* means,
+                    CardStreamHandle stream);
+// scores: [heads][lists.query_blocks][stride], of which block b of queries reads the blocks up to its own.
+Status choose_prompt_blocks(const float* scores, int64_t stride, int heads, int64_t first, const PromptLists& lists,
+                            CardStreamHandle stream);
+// As attend_prompt(), over the lists of queries [first, first + n); a.window must be 0.
+Status attend_prompt_listed(const AttendArgs& a, const PromptLists& lists, int64_t first, int64_t n, half_t* out,
+                            CardStreamHandle stream);
+
+}  // namespace longkv::card
