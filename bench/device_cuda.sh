@@ -45,7 +45,7 @@ for step in $steps; do
       ;;
     decode)
       make_model
-      bench 60 "$model" -p 0 -n 64 -d 0,128K -r 2 --fill random --kv "full;quest:budget=4096"
+      bench 60 "$model" -p 0 -n 64 -d 0,128K -r 2 --fill random --kv "full,quest:budget=4096"
       bench 60 "$model" -p 0 -n 64 -d 128K -r 2 --fill random --kv full -ctk q8_0 -ctv q8_0
       ;;
     prefill)

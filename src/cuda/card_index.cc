@@ -31,7 +31,7 @@ Result<std::unique_ptr<CardIndex>> CardIndex::create(CardMemory& memory, const M
   index->rules_ = {r.select.budget, r.select.sink, r.select.local, r.select.heads == SelectHeads::kShared,
                    r.select.aggregate == Aggregate::kMax};
   const int block = index->block_;
-  const int64_t blocks = ceil_div(capacity, block);
+  const int64_t blocks = round_up(ceil_div(capacity, block), 8);  // scores of a head begin at wide words
   const auto kind = summary_kind(r.index);
   const int64_t per_layer = round_up(index->by_bits_ ? card::bits_bytes(block, c.kv_heads, c.head_dim_k, blocks)
                                                      : card::summary_bytes(kind, c.kv_heads, c.head_dim_k, blocks),

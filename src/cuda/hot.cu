@@ -96,10 +96,19 @@ __global__ void __launch_bounds__(256) fetch_kernel(BlockStore store, HotBlocks 
   const int64_t warps = int64_t(gridDim.x) * (blockDim.x / 32);
   const int64_t plane = store.plane / 16, scales = store.scales / 16, words = 2 * (plane + scales);
   int64_t at = int64_t(threadIdx.x / 32) * gridDim.x + blockIdx.x;  // the first records go to different processors
-  int64_t before = 0;
-  for (int head = 0; head < store.kv_heads; ++head) {
-    const int64_t n = hot.count[head];
-    for (; at < before + n; at += warps) {
+  // Heads in sets of 32, a lane each, so that their counts are known at once.
+  for (int base = 0; base < store.kv_heads; base += 32) {
+    const int n = base + lane < store.kv_heads ? hot.count[base + lane] : 0;
+    int upto = n;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(kAllLanes, upto, step);
+      if (lane >= step) upto += other;
+    }
+    const int total = __shfl_sync(kAllLanes, upto, 31);
+    for (; at < total; at += warps) {
+      const int own = __popc(__ballot_sync(kAllLanes, upto <= at)), head = base + own;
+      const int64_t before = __shfl_sync(kAllLanes, upto - n, own);
       const int2 what = reinterpret_cast<const int2*>(hot.missing)[head * hot.slots + at - before];
       const auto* from = reinterpret_cast<const uint4*>(store.data + (head * store.blocks + what.x) * store.record);
       const int64_t slot = head * hot.slots + what.y;
@@ -107,21 +116,21 @@ __global__ void __launch_bounds__(256) fetch_kernel(BlockStore store, HotBlocks 
       uint4* v = reinterpret_cast<uint4*>(hot.pool.v) + slot * plane - plane;
       uint4* k_scale = reinterpret_cast<uint4*>(hot.pool.k_scale) + slot * scales - 2 * plane;
       uint4* v_scale = reinterpret_cast<uint4*>(hot.pool.v_scale) + slot * scales - 2 * plane - scales;
-      for (int64_t base = 0; base < words; base += kUnits * 32) {
+      for (int64_t word = 0; word < words; word += kUnits * 32) {
         uint4 held[kUnits];
 #pragma unroll
         for (int u = 0; u < kUnits; ++u) {
-          const int64_t i = base + u * 32 + lane;
+          const int64_t i = word + u * 32 + lane;
           if (i < words) held[u] = __ldcs(from + i);
         }
 #pragma unroll
         for (int u = 0; u < kUnits; ++u) {
-          const int64_t i = base + u * 32 + lane;
+          const int64_t i = word + u * 32 + lane;
           if (i < words) (i < plane ? k : i < 2 * plane ? v : i < 2 * plane + scales ? k_scale : v_scale)[i] = held[u];
         }
       }
     }
-    before += n;
+    at -= total;
   }
 }
 

@@ -11,13 +11,13 @@ namespace longkv::card {
 
 // Of one layer. Each KV head has its own slots. All tables hold -1 when nothing is on the card.
 struct HotBlocks {
-  CardKv pool;                           // rows of the slots; capacity: slots * block
-  int64_t slots = 0;                     // of a head; at least as many as a step's list may name
-  int32_t* slot_of = nullptr;            // [kv_heads][blocks], -1: not on the card
-  int32_t* block_of = nullptr;           // [kv_heads][slots], -1: free
-  int32_t* used = nullptr;               // [kv_heads][slots], step of the last use; -1: free
-  int32_t* missing = nullptr;            // [kv_heads][slots][2]: block, slot; this and the next may serve all layers
-  int32_t* count = nullptr;              // [kv_heads]
+  CardKv pool;                  // rows of the slots; capacity: slots * block
+  int64_t slots = 0;            // of a head; at least as many as a step's list may name
+  int32_t* slot_of = nullptr;   // [kv_heads][blocks], -1: not on the card
+  int32_t* block_of = nullptr;  // [kv_heads][slots], -1: free
+  int32_t* used = nullptr;      // [kv_heads][slots], step of the last use; -1: free
+  int32_t* missing = nullptr;   // [kv_heads][slots][2]: block, slot; at 8 bytes; this and the next may serve all layers
+  int32_t* count = nullptr;     // [kv_heads]
   unsigned long long* totals = nullptr;  // blocks found, blocks fetched, since the start
 };
 // Rows of `list` (as choose_blocks() leaves them) become places in hot.pool; blocks that are not there get a slot and

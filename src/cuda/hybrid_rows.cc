@@ -35,7 +35,7 @@ int64_t staging_bytes(const HybridRows::Shape& s) {
   return round_up(card::card_kv_bytes(s.type, s.kv_heads, s.dim, s.chunk), 256);
 }
 int64_t block_tables(const HybridRows::Shape& s) {
-  return s.count() * s.kv_heads * s.blocks() * int64_t(sizeof(int32_t));
+  return round_up(s.count() * s.kv_heads * s.blocks() * int64_t(sizeof(int32_t)), 256);
 }
 }  // namespace
 
@@ -89,7 +89,7 @@ Status HybridRows::allocate(CardMemory& memory, ThreadPool& pool) {
   LONGKV_ASSIGN(tables_, CardBuffer::create(memory, block_tables(s) + slots_ * slot_tables(s) + 4096,
                                             "tables of the blocks on the card"));
   slot_of_ = tables_.as<int32_t>();
-  block_of_ = slot_of_ + entries * s.blocks();
+  block_of_ = slot_of_ + block_tables(s) / int64_t(sizeof(int32_t));
   used_ = block_of_ + entries * slots_;
   missing_ = used_ + entries * slots_;
   count_ = missing_ + s.kv_heads * slots_ * 2;

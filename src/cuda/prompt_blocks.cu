@@ -36,8 +36,13 @@ __global__ void __launch_bounds__(kChooseThreads)
   const float* from = scores + list * stride;
   int32_t* out = lists.blocks + list * lists.most;
   const auto wanted = int(min(lists.most, own + 1));
-  const auto key_of = [&](int64_t b) { return b == own ? ~0u : order_key(from[b]); };
-  choose_largest(0, own + 1, wanted, key_of, scratch, [&](int rank, int64_t b) { out[rank] = int32_t(b); });
+  const auto keys_of = [&](int64_t b, uint32_t(&keys)[kChooseRun]) {
+    load_keys(from, stride, b, own + 1, keys);
+#pragma unroll
+    for (int i = 0; i < kChooseRun; ++i)
+      if (b + i == own) keys[i] = ~0u;
+  };
+  choose_largest(0, own + 1, wanted, keys_of, scratch, [&](int rank, int64_t b) { out[rank] = int32_t(b); });
   if (threadIdx.x == 0) lists.count[list] = wanted;
 }
 

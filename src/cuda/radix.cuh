@@ -105,23 +105,41 @@ struct ChooseScratch {
   FoundBin found;
 };
 
+// A run of scores as keys, from a multiple of kChooseRun on. Rows whose stride is a multiple of it may be read to the
+// end of a run, in wide words.
+__device__ __forceinline__ void load_keys(const float* scores, int64_t stride, int64_t at, int64_t end,
+                                          uint32_t (&keys)[kChooseRun]) {
+  float x[kChooseRun];
+  if (stride % kChooseRun == 0) {
+#pragma unroll
+    for (int i = 0; i < kChooseRun; i += 4) {
+      const float4 v = *reinterpret_cast<const float4*>(scores + at + i);
+      x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kChooseRun; ++i) x[i] = at + i < end ? scores[at + i] : 0.0f;
+  }
+#pragma unroll
+  for (int i = 0; i < kChooseRun; ++i) keys[i] = order_key(x[i]);
+}
+
 // The `wanted` items of [begin, end) with the largest keys, in ascending order: put(rank, item). The k-th largest key
 // is found 11, 11 and 10 bits at a time; of equal keys the first items win. There are at least `wanted` items. All
-// threads of a block of kChooseThreads take part.
-template <class KeyOf, class Put>
-__device__ __forceinline__ void choose_largest(int64_t begin, int64_t end, int wanted, const KeyOf& key_of,
+// threads of a block of kChooseThreads take part. load_run(at, keys) gives the keys of items [at, at + kChooseRun);
+// those outside of [begin, end) may be anything.
+template <class Load, class Put>
+__device__ __forceinline__ void choose_largest(int64_t begin, int64_t end, int wanted, const Load& load_run,
                                                ChooseScratch& shared, const Put& put) {
   const int64_t origin = begin / kChooseRun * kChooseRun, step = int64_t(kChooseThreads) * kChooseRun;
   uint32_t keys[kChooseRun];
-  // Loads the keys of a run; a bit each for items of [begin, end).
+  // A bit each for items of [begin, end).
   const auto load = [&](int64_t at) {
+    if (at >= end) return 0u;
+    load_run(at, keys);
     unsigned there = 0;
 #pragma unroll
-    for (int i = 0; i < kChooseRun; ++i) {
-      const bool in = at + i >= begin && at + i < end;
-      keys[i] = in ? key_of(at + i) : 0u;
-      there |= unsigned(in) << i;
-    }
+    for (int i = 0; i < kChooseRun; ++i) there |= unsigned(at + i >= begin && at + i < end) << i;
     return there;
   };
   uint32_t prefix = 0, mask = 0;

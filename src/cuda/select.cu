@@ -34,14 +34,17 @@ __global__ void __launch_bounds__(kChooseThreads)
     if (threadIdx.x == 0) count[list] = int(tiles_of(0, c.rows));
     return;
   }
-  const auto key_of = [&](int64_t b) {
-    if (!rules.shared) return order_key(scores[list * s.capacity + b]);
-    float all = rules.max ? -__builtin_huge_valf() : 0.0f;
-    for (int h = 0; h < kv_heads; ++h) {
-      const float x = scores[h * s.capacity + b];
-      all = rules.max ? fmaxf(all, x) : all + x;
+  const auto keys_of = [&](int64_t b, uint32_t(&keys)[kChooseRun]) {
+    if (!rules.shared) return load_keys(scores + list * s.capacity, s.capacity, b, c.end, keys);
+#pragma unroll
+    for (int i = 0; i < kChooseRun; ++i) {
+      float all = rules.max ? -__builtin_huge_valf() : 0.0f;
+      for (int h = 0; h < kv_heads && b + i < c.end; ++h) {
+        const float x = scores[h * s.capacity + b + i];
+        all = rules.max ? fmaxf(all, x) : all + x;
+      }
+      keys[i] = order_key(all);
     }
-    return order_key(all);
   };
   const int64_t sink_tiles = tiles_of(0, c.sink), per_block = s.block / 16;
   const auto put = [&](int rank, int64_t b) {
@@ -51,7 +54,7 @@ __global__ void __launch_bounds__(kChooseThreads)
     }
   };
   put_rows(out, 0, c.sink);
-  if (c.wanted > 0) choose_largest(c.begin, c.end, int(c.wanted), key_of, scratch, put);
+  if (c.wanted > 0) choose_largest(c.begin, c.end, int(c.wanted), keys_of, scratch, put);
   const int64_t tail_at = sink_tiles + c.wanted * per_block;
   put_rows(out + tail_at, c.tail, c.rows);
   if (threadIdx.x == 0) count[list] = int(tail_at + tiles_of(c.tail, c.rows));

@@ -84,11 +84,12 @@ struct ByteChunk {
   __device__ __forceinline__ void load(const uint8_t* base, int64_t chunk) {
     bits = __ldcs(reinterpret_cast<const uint2*>(base) + chunk);
   }
+  // A byte as the last of the float 2^23 + byte; with the sign bit turned, 2^23 + 128 less is the signed value.
   template <bool kSigned>
   __device__ __forceinline__ float get(int e) const {
-    const uint32_t word = e < 4 ? bits.x : bits.y;
-    if (kSigned) return float(int8_t(word >> (e % 4 * 8)));
-    return float(word >> (e % 4 * 8) & 255u);
+    const uint32_t word = (e < 4 ? bits.x : bits.y) ^ (kSigned ? 0x80808080u : 0u);
+    const float shifted = __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440u | unsigned(e % 4)));
+    return shifted - (kSigned ? 8388736.0f : 8388608.0f);
   }
 };
 

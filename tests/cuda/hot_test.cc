@@ -103,14 +103,14 @@ TEST(CardHot, BlocksComeAndGo) {
     ASSERT_DONE(card::spill_rows(kv, store, 0, c.rows, nullptr));
 
     const int64_t pool_bytes = card::card_kv_bytes(c.type, c.kv_heads, c.dim, slots * c.block);
-    const OnCard pool(pool_bytes), tables(c.kv_heads * (blocks + slots * 4 + 1) * 4), totals(16);
+    const OnCard pool(pool_bytes), tables(c.kv_heads * (blocks + slots * 4 + 1) * 4 + 4), totals(16);
     card::HotBlocks hot;
     hot.pool = card::place_kv(c.type, c.kv_heads, c.dim, slots * c.block, pool.data());
     hot.slots = slots;
     hot.slot_of = tables.as<int32_t>();  // all -1, as OnCard leaves it
     hot.block_of = hot.slot_of + c.kv_heads * blocks;
     hot.used = hot.block_of + c.kv_heads * slots;
-    hot.missing = hot.used + c.kv_heads * slots;
+    hot.missing = hot.used + c.kv_heads * slots + c.kv_heads * blocks % 2;  // pairs
     hot.count = hot.missing + c.kv_heads * slots * 2;
     hot.totals = totals.as<unsigned long long>();
     OnCard::check(cudaMemset(totals.data(), 0, 16));
