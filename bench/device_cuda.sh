@@ -58,18 +58,25 @@ for step in $steps; do
       bench 90 "$model" -p 0 -n 64 -d 128K -r 3 --fill random --kv "$(choose 16384 f16)" --kv-place hybrid --vram 12G
       bench 60 "$model" -p 0 -n 64 -d 16K -r 3 --fill random --kv "$(choose 4096 q8_0)" --kv-place hybrid --vram 24G
       ;;
-    hybrid-prefill)
+    hybrid-prefill)  # the same prompt with rows on the card, with rows in memory, and read block-sparsely
       make_model
-      bench 90 "$model" -p 128K -n 0 -r 1 --no-warmup --kv "$(choose 16384 q8_0)" --kv-place hybrid --vram 12G
+      bench 60 "$model" -p 128K -n 0 -r 1 --no-warmup --kv "$(choose 16384 q8_0)"
+      bench 60 "$model" -p 128K -n 0 -r 1 --no-warmup --kv "$(choose 16384 q8_0)" --kv-place hybrid --vram 12G
+      bench 60 "$model" -p 128K -n 0 -r 1 --no-warmup --kv "prefill=block_sparse(blocks=100) + $(choose 16384 q8_0)" \
+        --kv-place hybrid --vram 12G
       ;;
     hybrid1m)
       make_model
       bench 160 "$model" -p 0 -n 64 -d 1M -r 3 --fill random --kv "$(choose 16384 q8_0)" --kv-place hybrid --vram 23G
       bench 160 "$model" -p 0 -n 64 -d 1M -r 3 --fill random --kv "$(choose 4096 q8_0)" --kv-place hybrid --vram 23G
+      bench 160 "$model" -p 0 -n 64 -d 1M -r 3 --fill random --kv-place hybrid --vram 23G \
+        --kv "index=bits(block=16,coarse=1) + select=topk(budget=4096,sink=16,local=64,aggregate=softmax) + store=q8_0"
       ;;
     layer1m)  # one layer of the shape: times 32 for the whole
       [ -s "$model.1" ] || "$dir/synthetic_model" $shape "$model.1" q4_0 1
       bench 90 "$model.1" -p 1M -n 0 -r 1 --no-warmup --kv "$(choose 16384 q8_0)" --kv-place hybrid --vram 23G
+      bench 60 "$model.1" -p 1M -n 0 -r 1 --no-warmup --kv-place hybrid --vram 23G \
+        --kv "prefill=block_sparse(blocks=820,dense_layers=0) + $(choose 16384 q8_0)"
       ;;
     *) echo "no such step: $step" && failed=1 ;;
   esac

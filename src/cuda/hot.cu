@@ -8,7 +8,7 @@ namespace longkv::card {
 
 namespace {
 
-constexpr int kThreads = 1024;
+constexpr int kThreads = kChooseThreads;
 constexpr int kAges = 256;
 
 // One block of threads a KV head. Slots leave by age, of equal ages the first ones.
@@ -52,29 +52,50 @@ __global__ void __launch_bounds__(kThreads) place_kernel(BlockStore store, HotBl
   if (misses > 0) {
     for (int i = int(threadIdx.x); i < kAges; i += kThreads) bins[i] = 0;
     __syncthreads();
-    // Free slots are the oldest.
-    const auto age_of = [&](int64_t s) { return used[s] < 0 ? kAges - 1 : min(now - used[s], kAges - 2); };
+    // Ages of a run of slots, -1 past the end. Free slots are the oldest.
+    int ages[kChooseRun];
+    const auto load_ages = [&](int64_t at) {
+#pragma unroll
+      for (int i = 0; i < kChooseRun; ++i) {
+        const int last = at + i < hot.slots ? used[at + i] : now + 1;
+        ages[i] = last < 0 ? kAges - 1 : min(now - last, kAges - 2);
+      }
+    };
     RunCounter runs(bins);
-    for (int64_t s = threadIdx.x; s < hot.slots; s += kThreads) runs.add(age_of(s));
+    constexpr int64_t kStep = int64_t(kThreads) * kChooseRun;
+    for (int64_t at = int64_t(threadIdx.x) * kChooseRun; at < hot.slots; at += kStep) {
+      load_ages(at);
+#pragma unroll
+      for (int i = 0; i < kChooseRun; ++i)
+        if (ages[i] >= 0) runs.add(ages[i]);
+    }
     runs.flush();
     __syncthreads();
     find_bin<kAges>(bins, misses, found);
     __syncthreads();
     const int age = found.bin, of_age = found.left;  // slots of that age that leave; all older ones do
     int left = 0, equals = 0;
-    for (int64_t base = 0; base < hot.slots; base += kThreads) {
-      const int64_t s = base + threadIdx.x;
-      const int mine = s < hot.slots ? age_of(s) : -1;
-      const int2 rank = ranks.next(mine > age, mine == age);
-      const int equal_rank = equals + rank.y;
-      if (mine > age || (mine == age && equal_rank < of_age)) {
-        const int at = left + rank.x + min(equal_rank, of_age) - min(equals, of_age);
-        const int b = missing[at].x, old = block_of[s];
+    for (int64_t base = 0; base < hot.slots; base += kStep) {
+      const int64_t at = base + int64_t(threadIdx.x) * kChooseRun;
+      load_ages(at);
+      int older = 0, equal = 0;
+#pragma unroll
+      for (int i = 0; i < kChooseRun; ++i) older += ages[i] > age, equal += ages[i] == age;
+      const int2 before = ranks.next(older, equal);
+      int equal_rank = equals + before.y;
+      int rank = left + before.x + min(equal_rank, of_age) - min(equals, of_age);
+#pragma unroll
+      for (int i = 0; i < kChooseRun; ++i) {
+        const bool same = ages[i] == age;
+        const bool leaves = ages[i] > age || (same && equal_rank < of_age);
+        equal_rank += same;
+        if (!leaves) continue;
+        const int slot = int(at) + i, b = missing[rank].x, old = block_of[slot];
         if (old >= 0) slot_of[old] = -1;
-        block_of[s] = b;
-        slot_of[b] = int(s);
-        used[s] = now;
-        missing[at].y = int(s);
+        block_of[slot] = b;
+        slot_of[b] = slot;
+        used[slot] = now;
+        missing[rank++].y = slot;
       }
       left += ranks.total.x + min(equals + ranks.total.y, of_age) - min(equals, of_age);
       equals += ranks.total.y;

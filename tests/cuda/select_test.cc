@@ -71,6 +71,7 @@ TEST(CardSelect, SummariesScoresAndChoices) {
                         {4, 2, 64, 16, card::SummaryKind::kBox, {4096, 16, 64, false, false}, 3000},
                         {4, 2, 64, 16, card::SummaryKind::kBox, {16, 0, 0, true, true}, 777},
                         {8, 2, 128, 16, card::SummaryKind::kBox8, {1024, 16, 64, false, false}, 40007},
+                        {8, 2, 128, 16, card::SummaryKind::kBox8, {4096, 16, 64, false, false}, 65536},
                         {6, 2, 64, 32, card::SummaryKind::kBox8, {512, 0, 10, false, true}, 9000},
                         {16, 1, 256, 16, card::SummaryKind::kBox8, {256, 0, 0, false, false}, 3000}};
   for (const Case& c : cases) {
