@@ -2,12 +2,13 @@
 # Tests and times the CUDA part on a machine with a card. The programs and their shared libraries lie in one directory,
 # as for bench/device.sh. Every step has a time limit of its own.
 #   bench/device_cuda.sh DIRECTORY [RESULTS] [STEP...]
-# Steps: test sanitize decode prefill hybrid hybrid-prefill hybrid1m layer1m (default: all but sanitize).
+# Steps: test sanitize decode prefill hybrid hybrid-prefill hybrid1m locality layer1m (default: all but
+# sanitize).
 set -u
 dir=$(cd "$1" && pwd)
 out=${2:-$dir}
 shift 2 2>/dev/null || shift $#
-steps=${*:-test decode prefill hybrid hybrid-prefill hybrid1m layer1m}
+steps=${*:-test decode prefill hybrid hybrid-prefill hybrid1m locality layer1m}
 export LD_LIBRARY_PATH="$dir/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 cublas=$(find / -name libcublasLt.so.13 -not -path '/proc/*' 2>/dev/null | head -1)
 LD_LIBRARY_PATH="$LD_LIBRARY_PATH:$(dirname "$cublas")"
@@ -71,6 +72,16 @@ for step in $steps; do
       bench 160 "$model" -p 0 -n 64 -d 1M -r 3 --fill random --kv "$(choose 4096 q8_0)" --kv-place hybrid --vram 23G
       bench 160 "$model" -p 0 -n 64 -d 1M -r 3 --fill random --kv-place hybrid --vram 23G \
         --kv "index=bits(block=16,coarse=1) + select=topk(budget=4096,sink=16,local=64,aggregate=softmax) + store=q8_0"
+      ;;
+    locality)  # a trained model on real text, a sixth of its blocks on the card: how many of those attended lie there
+      small=models/needle-10m-128k-f16.gguf
+      kv="index=minmax(block=16) + select=topk(budget=2048,sink=16,local=64)"
+      cat docs/*.md README.md HACKING.md | head -c 125000 >"$out/text.txt"
+      answer() { timeout 60 "$dir/longkv" run -m $small -c 128K -ngl all --kv-place hybrid --raw -f "$out/text.txt" -n 300 \
+        --ignore-eos --temp 0 -s 1 --kv "$kv" "$@" 2>&1 >/dev/null; }
+      least=$(answer --vram 90M | grep -o '[0-9]*M$')
+      echo "smallest --vram: $least"
+      answer --vram "$least"
       ;;
     layer1m)  # one layer of the shape: times 32 for the whole
       [ -s "$model.1" ] || "$dir/synthetic_model" $shape "$model.1" q4_0 1
