@@ -33,7 +33,7 @@ bench() {
   echo "   $SECONDS s in all; VRAM peak by nvidia-smi $(sort -n "$out/vram.txt" | tail -1) MiB"
 }
 # Block-sparse recipes whose layers all choose; boxes in bytes.
-choose() { echo "index=minmax(block=16,summary=q8) + select=topk(budget=$1,sink=16,local=64) + store=$2"; }
+choose() { echo "index=minmax(block=16,summary=q8${3:-}) + select=topk(budget=$1,sink=16,local=64) + store=$2"; }
 for step in $steps; do
   echo "== $step, $(date -u +%T)"
   case $step in
@@ -70,6 +70,7 @@ for step in $steps; do
       make_model
       bench 160 "$model" -p 0 -n 64 -d 1M -r 3 --fill random --kv "$(choose 16384 q8_0)" --kv-place hybrid --vram 23G
       bench 160 "$model" -p 0 -n 64 -d 1M -r 3 --fill random --kv "$(choose 4096 q8_0)" --kv-place hybrid --vram 23G
+      bench 160 "$model" -p 0 -n 64 -d 1M -r 3 --fill random --kv "$(choose 4096 q8_0 ,coarse=16)" --kv-place hybrid --vram 23G
       bench 160 "$model" -p 0 -n 64 -d 1M -r 3 --fill random --kv-place hybrid --vram 23G \
         --kv "index=bits(block=16,coarse=1) + select=topk(budget=4096,sink=16,local=64,aggregate=softmax) + store=q8_0"
       ;;

@@ -2,6 +2,8 @@
 
 #include "cuda/card_index.h"
 
+#include <algorithm>
+
 #include "base/checked.h"
 
 namespace longkv {
@@ -60,10 +62,46 @@ Result<std::unique_ptr<CardIndex>> CardIndex::create(CardMemory& memory, const M
   LONGKV_ASSIGN(index->tiles_, CardBuffer::create(memory, c.kv_heads * (list.stride * 8 + 4), "chosen rows"));
   list.tiles = index->tiles();
   list.count = list.tiles + c.kv_heads * list.stride * 2;
+  if (r.index.coarse > 1 && !index->by_bits_) LONGKV_TRY(index->create_coarse(memory, r, capacity));
   return index;
 }
 
+// The second level, where the recipe asks for one by number: the same kind of summary over `coarse` blocks each.
+Status CardIndex::create_coarse(CardMemory& memory, const Recipe& r, int64_t capacity) {
+  const ModelConfig& c = config_;
+  const auto kind = summary_kind(r.index);
+  const int factor = int(r.index.coarse), block = block_ * factor;
+  const int64_t blocks = round_up(ceil_div(capacity, block), 8);
+  limits_ = {r.select.budget * 2 * kv_row_bytes(r.store.k, c.head_dim_k), card::summary_bytes(kind, 1, c.head_dim_k, 1),
+             card::summary_bytes(kind, 1, c.head_dim_k, 1), block_};
+  const int64_t per_layer = round_up(card::summary_bytes(kind, c.kv_heads, c.head_dim_k, blocks), 256);
+  const int64_t choosing = std::count(chooses_.begin(), chooses_.end(), true);
+  LONGKV_ASSIGN(coarse_memory_, CardBuffer::create(memory, choosing * per_layer, "the coarse index of the KV blocks"));
+  uint8_t* at = coarse_memory_.data();
+  for (int l = 0; l < c.layers; ++l) {
+    coarse_.push_back(card::place_summaries(kind, block, c.kv_heads, c.head_dim_k, blocks, at));
+    if (chooses_[size_t(l)]) at += per_layer;
+  }
+  card::Candidates& among = rules_.among;
+  among.stride = limits_.most(rules_, factor);
+  const int64_t score_bytes = c.kv_heads * blocks * 4;
+  LONGKV_ASSIGN(coarse_lists_, CardBuffer::create(memory, score_bytes + c.kv_heads * (among.stride + 1) * 4,
+                                                  "candidates among the KV blocks"));
+  among.factor = factor;
+  among.coarse = reinterpret_cast<const int32_t*>(coarse_lists_.data() + score_bytes);
+  among.count = among.coarse + c.kv_heads * among.stride;
+  return {};
+}
+
 int64_t CardIndex::scan_bytes(int64_t tokens) const {
+  if (!coarse_.empty()) {
+    const int64_t factor = rules_.among.factor, coarse = tokens / (block_ * factor), fine = tokens / block_;
+    const int64_t most = std::min(limits_.most(rules_, int(factor)), coarse);
+    const int64_t scored = fine * limits_.block_bytes <= limits_.attention_bytes
+                               ? fine
+                               : coarse + std::min(fine, most * factor + fine % factor);
+    return config_.kv_heads * scored * limits_.block_bytes;
+  }
   if (by_bits_) return card::bits_bytes(block_, config_.kv_heads, config_.head_dim_k, tokens / block_);
   return card::summary_bytes(boxes_[0].kind, config_.kv_heads, config_.head_dim_k, tokens / block_);
 }
@@ -71,7 +109,25 @@ int64_t CardIndex::scan_bytes(int64_t tokens) const {
 Status CardIndex::update(int layer, const card::CardKv& kv, int64_t begin, int64_t end, cudaStream_t stream) const {
   if (!selects(layer)) return {};
   if (by_bits_) return card::write_bits(kv, bits_[size_t(layer)], begin, end - begin, stream);
-  return card::summarize(kv, boxes_[size_t(layer)], begin / block_, end / block_ - begin / block_, stream);
+  LONGKV_TRY(card::summarize(kv, boxes_[size_t(layer)], begin / block_, end / block_ - begin / block_, stream));
+  if (coarse_.empty()) return {};
+  const card::CardSummaries& coarse = coarse_[size_t(layer)];
+  return card::summarize(kv, coarse, begin / coarse.block, end / coarse.block - begin / coarse.block, stream);
+}
+
+// Coarse blocks first: those whose blocks are scored at all.
+Status CardIndex::choose_candidates(int layer, const card::half_t* query, const card::CardKv& kv,
+                                    const card::BlockStore& store, const int64_t* position, cudaStream_t stream) const {
+  const card::CardSummaries& coarse = coarse_[size_t(layer)];
+  auto* scores = coarse_lists_.as<float>();
+  card::ChoiceRules all = rules_;
+  all.among = {};
+  LONGKV_TRY(store.data != nullptr ? card::summarize_last(store, coarse, position, stream)
+                                   : card::summarize_last(kv, coarse, position, stream));
+  LONGKV_TRY(card::score_blocks(query, config_.heads, kv, coarse, all, position, scores, stream));
+  return card::choose_coarse(scores, config_.kv_heads, coarse, all, limits_, position,
+                             const_cast<int32_t*>(rules_.among.coarse), const_cast<int32_t*>(rules_.among.count),
+                             rules_.among.stride, stream);
 }
 
 Result<card::TileList> CardIndex::choose(int layer, const card::half_t* query, const card::CardKv& kv,
@@ -89,6 +145,7 @@ Result<card::TileList> CardIndex::choose(int layer, const card::half_t* query, c
   } else {
     LONGKV_TRY(far ? card::summarize_last(store, boxes, position, stream)
                    : card::summarize_last(kv, boxes, position, stream));
+    if (!coarse_.empty()) LONGKV_TRY(choose_candidates(layer, query, kv, store, position, stream));
     LONGKV_TRY(card::score_blocks(query, config_.heads, kv, boxes, rules_, position, scores, stream));
   }
   LONGKV_TRY(card::choose_blocks(scores, config_.kv_heads, boxes, rules_, position, tiles(),

@@ -36,17 +36,22 @@ class CardIndex {
 
  private:
   explicit CardIndex(const ModelConfig& config) : config_(config) {}
+  Status create_coarse(CardMemory& memory, const Recipe& recipe, int64_t capacity);
+  Status choose_candidates(int layer, const card::half_t* query, const card::CardKv& kv, const card::BlockStore& store,
+                           const int64_t* position, cudaStream_t stream) const;
 
   const ModelConfig& config_;
   bool by_bits_ = false;
   int block_ = 16;
-  std::vector<bool> chooses_;               // [layers]
-  std::vector<card::CardSummaries> boxes_;  // [layers]; also says blocks and capacity to the choice
-  std::vector<card::CardBits> bits_;        // [layers]
+  std::vector<bool> chooses_;                // [layers]
+  std::vector<card::CardSummaries> boxes_;   // [layers]; also says blocks and capacity to the choice
+  std::vector<card::CardBits> bits_;         // [layers]
+  std::vector<card::CardSummaries> coarse_;  // [layers] of a two-level index; empty: one level
+  card::CoarseLimits limits_;
   card::BitsScratch masses_;
   card::ChoiceRules rules_;
   card::TileList list_;
-  CardBuffer memory_, scores_, mass_memory_, tiles_;
+  CardBuffer memory_, scores_, mass_memory_, tiles_, coarse_memory_, coarse_lists_;
 };
 
 }  // namespace longkv

@@ -24,4 +24,29 @@ __device__ __forceinline__ Choice choice_of(int64_t position, int block, const C
   return c;
 }
 
+// The candidates of a list by their places [begin, end), in the order of blocks.
+struct Places {
+  int64_t begin, end;
+  const int32_t* coarse;  // nullptr: a place is a block
+  int64_t listed, rest;
+  int factor;
+  __device__ __forceinline__ int64_t block(int64_t place) const {
+    if (coarse == nullptr) return place;
+    return place < listed ? int64_t(coarse[place / factor]) * factor + place % factor : rest + place - listed;
+  }
+};
+__device__ __forceinline__ Places places_of(const ChoiceRules& rules, int head, int block, const Choice& c) {
+  Places p{c.begin, c.end, nullptr, 0, 0, 1};
+  const Candidates& among = rules.among;
+  const int list = rules.shared ? 0 : head;
+  if (among.factor == 0 || among.count[list] < 0) return p;
+  p.factor = among.factor;
+  p.coarse = among.coarse + list * among.stride;
+  p.listed = int64_t(among.count[list]) * among.factor;
+  p.rest = max(c.begin, c.rows / (int64_t(block) * among.factor) * among.factor);
+  p.begin = 0;
+  p.end = p.listed + max(int64_t(0), c.end - p.rest);
+  return p;
+}
+
 }  // namespace longkv::card

@@ -19,6 +19,21 @@ __device__ __forceinline__ void put_rows(int2* tiles, int64_t begin, int64_t end
   }
 }
 
+// Keys of a run of a list's scores; those of a shared list are put together from all KV heads.
+__device__ __forceinline__ void list_keys(const float* scores, int kv_heads, int64_t capacity, const ChoiceRules& rules,
+                                          int list, int64_t at, int64_t end, uint32_t (&keys)[kChooseRun]) {
+  if (!rules.shared) return load_keys(scores + list * capacity, capacity, at, end, keys);
+#pragma unroll
+  for (int i = 0; i < kChooseRun; ++i) {
+    float all = rules.max ? -__builtin_huge_valf() : 0.0f;
+    for (int h = 0; h < kv_heads && at + i < end; ++h) {
+      const float x = scores[h * capacity + at + i];
+      all = rules.max ? fmaxf(all, x) : all + x;
+    }
+    keys[i] = order_key(all);
+  }
+}
+
 // One block of threads a list.
 __global__ void __launch_bounds__(kChooseThreads)
     choose_kernel(const float* scores, int kv_heads, CardSummaries s, ChoiceRules rules, const int64_t* position,
@@ -34,30 +49,46 @@ __global__ void __launch_bounds__(kChooseThreads)
     if (threadIdx.x == 0) count[list] = int(tiles_of(0, c.rows));
     return;
   }
+  const Places places = places_of(rules, list, s.block, c);
   const auto keys_of = [&](int64_t b, uint32_t(&keys)[kChooseRun]) {
-    if (!rules.shared) return load_keys(scores + list * s.capacity, s.capacity, b, c.end, keys);
-#pragma unroll
-    for (int i = 0; i < kChooseRun; ++i) {
-      float all = rules.max ? -__builtin_huge_valf() : 0.0f;
-      for (int h = 0; h < kv_heads && b + i < c.end; ++h) {
-        const float x = scores[h * s.capacity + b + i];
-        all = rules.max ? fmaxf(all, x) : all + x;
-      }
-      keys[i] = order_key(all);
-    }
+    list_keys(scores, kv_heads, s.capacity, rules, list, b, places.end, keys);
   };
   const int64_t sink_tiles = tiles_of(0, c.sink), per_block = s.block / 16;
-  const auto put = [&](int rank, int64_t b) {
+  const auto put = [&](int rank, int64_t place) {
+    const int64_t b = places.block(place);
     for (int64_t t = 0; t < per_block; ++t) {
       const int64_t from = b * s.block + 16 * t, begin = max(from, c.sink), end = min(from + 16, c.tail);
       out[sink_tiles + rank * per_block + t] = make_int2(int(begin), int(max(int64_t(0), end - begin)));
     }
   };
   put_rows(out, 0, c.sink);
-  if (c.wanted > 0) choose_largest(c.begin, c.end, int(c.wanted), keys_of, scratch, put);
+  if (c.wanted > 0) choose_largest(places.begin, places.end, int(c.wanted), keys_of, scratch, put);
   const int64_t tail_at = sink_tiles + c.wanted * per_block;
   put_rows(out + tail_at, c.tail, c.rows);
   if (threadIdx.x == 0) count[list] = int(tail_at + tiles_of(c.tail, c.rows));
+}
+
+// One block of threads a list.
+__global__ void __launch_bounds__(kChooseThreads)
+    choose_coarse_kernel(const float* scores, int kv_heads, CardSummaries coarse, ChoiceRules rules,
+                         CoarseLimits limits, const int64_t* position, int32_t* lists, int32_t* count, int64_t stride) {
+  __shared__ ChooseScratch scratch;
+  let_next_start();
+  wait_for_previous();
+  const int list = int(blockIdx.x), factor = coarse.block / limits.block;
+  const Choice c = choice_of(*position, coarse.block, rules), fine = choice_of(*position, limits.block, rules);
+  const int64_t there = c.end - c.begin;
+  const int64_t affordable = (limits.attention_bytes - there * limits.coarse_bytes) / limits.block_bytes;
+  // One more than the rule's: the first coarse block may lie in the sinks for the greater part.
+  const int64_t keep = (max(4 * fine.wanted, affordable) + factor - 1) / factor + 1;
+  const bool flat = c.all || (fine.end - fine.begin) * limits.block_bytes <= limits.attention_bytes || keep >= there;
+  if (threadIdx.x == 0) count[list] = flat ? -1 : int(keep);
+  if (flat) return;
+  const auto keys_of = [&](int64_t b, uint32_t(&keys)[kChooseRun]) {
+    list_keys(scores, kv_heads, coarse.capacity, rules, list, b, c.end, keys);
+  };
+  int32_t* out = lists + list * stride;
+  choose_largest(c.begin, c.end, int(keep), keys_of, scratch, [&](int rank, int64_t b) { out[rank] = int32_t(b); });
 }
 
 // Every KV head gets the shared list.
@@ -71,6 +102,18 @@ __global__ void share_kernel(int2* tiles, int32_t* count, int64_t stride) {
 }
 
 }  // namespace
+
+int64_t CoarseLimits::most(const ChoiceRules& rules, int factor) const {
+  const int64_t wanted = 4 * (rules.budget / block + 1), affordable = attention_bytes / block_bytes;
+  return (wanted > affordable ? wanted : affordable) / factor + 3;
+}
+
+Status choose_coarse(const float* scores, int kv_heads, const CardSummaries& coarse, const ChoiceRules& rules,
+                     const CoarseLimits& limits, const int64_t* position, int32_t* list, int32_t* count, int64_t stride,
+                     CardStreamHandle stream) {
+  return launch_close("choose_coarse", choose_coarse_kernel, unsigned(rules.shared ? 1 : kv_heads), kChooseThreads,
+                      stream, scores, kv_heads, coarse, rules, limits, position, list, count, stride);
+}
 
 Status choose_blocks(const float* scores, int kv_heads, const CardSummaries& s, const ChoiceRules& rules,
                      const int64_t* position, int32_t* tiles, int32_t* count, int64_t stride, CardStreamHandle stream) {

@@ -29,10 +29,19 @@ Status summarize(const CardKv& kv, const CardSummaries& s, int64_t first, int64_
 Status summarize_last(const CardKv& kv, const CardSummaries& s, const int64_t* position, CardStreamHandle stream);
 Status summarize_last(const BlockStore& rows, const CardSummaries& s, const int64_t* position, CardStreamHandle stream);
 
+// Of a two-level index: coarse blocks of `factor` blocks whose blocks are candidates, ascending, and all blocks that no
+// complete coarse block covers. A count of -1: every block is a candidate.
+struct Candidates {
+  int factor = 0;                   // 0: one level
+  const int32_t* coarse = nullptr;  // [kv_heads][stride]
+  const int32_t* count = nullptr;   // [kv_heads]
+  int64_t stride = 0;
+};
 struct ChoiceRules {
   int64_t budget = 0, sink = 0, local = 0;
   bool shared = false;  // one list for all KV heads
   bool max = false;     // a block scores as its best query head, not as their sum
+  Candidates among = {};
   // Tiles that a list may need.
   int64_t tiles(int block) const { return (budget + sink + local) / 16 + 3 * (block / 16) + 6; }
 };
@@ -43,5 +52,17 @@ Status score_blocks(const half_t* q, int heads, const CardKv& kv, const CardSumm
                     const int64_t* position, float* scores, CardStreamHandle stream);
 Status choose_blocks(const float* scores, int kv_heads, const CardSummaries& s, const ChoiceRules& rules,
                      const int64_t* position, int32_t* tiles, int32_t* count, int64_t stride, CardStreamHandle stream);
+
+// The coarse blocks whose blocks are to be scored: as many as bytes of the index allow (rule: kv/select/coarse.h), from
+// scores of score_blocks() under rules without candidates. Only the first list is written under shared rules.
+struct CoarseLimits {
+  int64_t attention_bytes = 0;                               // of `budget` rows of one KV head
+  int64_t block_bytes = 0, coarse_bytes = 0;                 // of one summary
+  int block = 0;                                             // rows
+  int64_t most(const ChoiceRules& rules, int factor) const;  // coarse blocks that a list may need
+};
+Status choose_coarse(const float* scores, int kv_heads, const CardSummaries& coarse, const ChoiceRules& rules,
+                     const CoarseLimits& limits, const int64_t* position, int32_t* list, int32_t* count, int64_t stride,
+                     CardStreamHandle stream);
 
 }  // namespace longkv::card

@@ -131,9 +131,12 @@ __global__ void __launch_bounds__(kScoreThreads)
   const int64_t first = head * s.capacity;
   // All lanes of a warp stay in the loop: sums go over eight of them.
   const int64_t stride = int64_t(gridDim.x) * (kScoreThreads / kLanes);
-  const int64_t mine = choice.begin + int64_t(blockIdx.x) * (kScoreThreads / kLanes) + threadIdx.x / kLanes;
-  for (int64_t b = mine; b - threadIdx.x % 32 / kLanes < choice.end; b += stride) {
-    const int64_t at = first + min(b, choice.end - 1);
+  const Places places = places_of(rules, head, s.block, choice);
+  const int64_t mine = places.begin + int64_t(blockIdx.x) * (kScoreThreads / kLanes) + threadIdx.x / kLanes;
+  for (int64_t place = mine; place - threadIdx.x % 32 / kLanes < places.end; place += stride) {
+    const int64_t b = places.block(min(place, places.end - 1));
+    const bool there = b >= choice.begin && b < choice.end;  // coarse blocks may reach into sinks and tail
+    const int64_t at = first + (there ? b : choice.begin);
     Chunk middle[kChunks], width[kWidths ? kChunks : 1];
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
@@ -159,7 +162,7 @@ __global__ void __launch_bounds__(kScoreThreads)
       for (int step = kLanes / 2; step > 0; step /= 2) dot += __shfl_xor_sync(kAllLanes, dot, step);
       total = fmaxf(total, dot);
     }
-    if (lane == 0 && b < choice.end) scores[first + b] = total;
+    if (lane == 0 && place < places.end) scores[first + place] = there ? total : -__builtin_huge_valf();
   }
 }
 
