@@ -24,8 +24,8 @@ std::vector<int32_t> text_ids(const std::string& text) {
 // Sentences that the model knows as noise, with a pass key at `depth` of them.
 std::string pass_key_text(int64_t bytes, double depth, const std::string& key) {
   const std::string noise =
-      "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. ";
-  std::string text = "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it.\n";
+      "The leaves are green. The snow is white. The night is dark. Off we go. And here we are once more. ";
+  std::string text = "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it.\n ";
   const int64_t repeats = (bytes - 400) / int64_t(noise.size());
   const auto at = int64_t(double(repeats) * depth);
   for (int64_t i = 0; i < repeats; ++i) {
