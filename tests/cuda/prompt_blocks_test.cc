@@ -28,7 +28,7 @@ TEST(CardPromptBlocks, BestBlocksAscendingWithTheirOwn) {
     const int64_t query_blocks = card::prompt_blocks(first, n), blocks = first / kPromptBlock + query_blocks,
                   stride = blocks + 5;
     auto values = test::normal_floats(heads * query_blocks * stride, 8);
-    for (float& v : values) v = std::round(v * 4) / 4;  // many are equal: the first blocks win
+    for (float& v : values) v = std::round(v * 4) / 4 + 0.0f;  // many are equal: the first blocks win
     const OnCard scores = OnCard::of(values), list(heads * query_blocks * most * 4), count(heads * query_blocks * 4);
     ASSERT_DONE(card::choose_prompt_blocks(scores.as<float>(), stride, heads, first,
                                            {list.as<int32_t>(), count.as<int32_t>(), query_blocks, most}, nullptr));

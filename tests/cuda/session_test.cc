@@ -196,7 +196,7 @@ TEST(CardSession, ChosenRowsAsOnTheCpu) {
   for (const char* text : {"quest:budget=256", "quest:budget=4096", "onebit:budget=512",
                            "index=minmax(block=16,summary=q8) + select=topk(budget=512)",
                            "index=minmax(block=16,coarse=4) + select=topk(budget=128,sink=20,local=40)",
-                           "index=mean(block=16,coarse=8) + select=topk(budget=64,sink=0,local=0,heads=shared)",
+                           "index=minmax(block=16,coarse=8) + select=topk(budget=128,sink=0,local=0,heads=shared)",
                            "index=mean(block=32,coarse=1) + "
                            "select=topk(budget=512,sink=16,local=64,heads=shared)"}) {
     SCOPED_TRACE(text);
