@@ -28,6 +28,7 @@ struct ServeOptions {
   SamplingOptions sampling;
   server::HttpOptions http;
   std::string alias, key_file, max_body = "64M";
+  std::string cache_ram = "0", cache_folder, cache_disk = "16G";
   std::string chat_template, template_file, template_variables;
   std::vector<std::string> keys, allow_kv;
   int slots = 4;
@@ -131,6 +132,15 @@ Status serve(ServeOptions o) {
   s.scheduler.session.products = opened.products;
   s.scheduler.session.chunk = opened.chunk;
   s.scheduler.session.window_slack = kWindowSlack;
+  PrefixCacheOptions prefixes;
+  LONGKV_ASSIGN(const int64_t cache_ram, parse_size(o.cache_ram, "--cache-ram"));
+  LONGKV_ASSIGN(const int64_t cache_disk, parse_size(o.cache_disk, "--cache-disk"));
+  prefixes.ram_bytes = uint64_t(cache_ram);
+  prefixes.folder = o.cache_folder;
+  prefixes.disk_bytes = o.cache_folder.empty() ? 0 : uint64_t(cache_disk);
+  if (prefixes.ram_bytes > 0 || !prefixes.folder.empty()) {
+    LONGKV_ASSIGN(s.scheduler.prefixes, PrefixCache::create(prefixes));
+  }
   LONGKV_ASSIGN(const auto service, server::Service::create(opened.model, s, *opened.pool));
   // A recipe that this model cannot have is told now, not to the first client that asks for it.
   for (const server::NamedRecipe& r : s.recipes) {
@@ -162,6 +172,7 @@ Status serve(ServeOptions o) {
   http.stop();
   accepting.join();
   if (!stop->load()) return fail(Code::kIo, "the server stopped listening");
+  if (s.scheduler.prefixes) LONGKV_TRY(s.scheduler.prefixes->flush());
   log_info("stopped");
   return {};
 }
@@ -219,6 +230,10 @@ void add_serve(CLI::App& app, int& exit_code) {
   command->add_option("--cors-origins", o->http.origins, "Origin of another page that may call; may be repeated")
       ->allow_extra_args(false)
       ->group(kMore);
+  command->add_option("--cache-ram", o->cache_ram, "Bytes of stored beginnings of prompts (K, M, G); 0 = none")
+      ->capture_default_str();
+  command->add_option("--cache-folder", o->cache_folder, "Folder for them, which outlives the server");
+  command->add_option("--cache-disk", o->cache_disk, "Bytes that the folder may take")->capture_default_str();
   command->add_option("--slot-save-path", o->http.slot_folder, "Folder for POST /slots/N?action=save and restore");
   command->add_flag("--metrics", o->http.metrics, "Serve /metrics for Prometheus");
   command->add_flag("--no-slots", o->no_slots, "Do not serve GET /slots")->group(kMore);

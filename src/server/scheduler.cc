@@ -27,7 +27,7 @@ Result<std::unique_ptr<Scheduler>> Scheduler::create(std::shared_ptr<const Loade
   std::unique_ptr<Scheduler> scheduler(new Scheduler(model, options, tokenizer, pool));
   for (int i = 0; i < options.slots; ++i) {
     LONGKV_ASSIGN(auto session, Session::create(model, options.session, pool));
-    scheduler->slots_.push_back(std::make_unique<Slot>(i, std::move(session), tokenizer));
+    scheduler->slots_.push_back(std::make_unique<Slot>(i, std::move(session), tokenizer, options.prefixes.get()));
   }
   scheduler->last_token_.resize(size_t(options.slots));
   scheduler->publish();

@@ -27,6 +27,7 @@ struct SchedulerOptions {
   size_t queue = 64;          // requests that may wait for a slot
   double prompt_share = 1.5;  // prompt work between two decode steps, in decode steps
   SessionOptions session;
+  std::shared_ptr<PrefixCache> prefixes;  // null: slots alone remember
 };
 
 // What /slots shows.

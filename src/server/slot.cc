@@ -10,6 +10,7 @@ namespace longkv::server {
 
 namespace {
 
+constexpr int64_t kWorthStoring = 256;  // tokens
 constexpr auto kProgressPause = std::chrono::milliseconds(50);
 
 int64_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
@@ -30,8 +31,12 @@ double captured_mass(const KvStats& stats) {
   return mass / double(stats.checked_steps) / double(stats.captured_mass.size());
 }
 
-Slot::Slot(int id, std::unique_ptr<Session> session, const Tokenizer& tokenizer)
-    : id_(id), session_(std::move(session)), tokenizer_(tokenizer), recipe_(session_->kv().recipe().canonical()) {}
+Slot::Slot(int id, std::unique_ptr<Session> session, const Tokenizer& tokenizer, PrefixCache* prefixes)
+    : id_(id),
+      session_(std::move(session)),
+      tokenizer_(tokenizer),
+      prefixes_(prefixes),
+      recipe_(session_->kv().recipe().canonical()) {}
 
 int64_t Slot::reusable(const GenerateRequest& request) const {
   if (request.reuse == Reuse::kNone || request.prompt_logprobs || request.salt != salt_) return 0;
@@ -52,6 +57,7 @@ Status Slot::begin(std::shared_ptr<Job> job) {
   state_ = SlotState::kReading;
   int64_t keep = reusable(request);
   if (request.recipe) LONGKV_TRY(use_recipe(*request.recipe));
+  LONGKV_TRY(take_prefix(keep));
   if (!session_->truncate(keep).ok()) {
     // Sliding windows have let go of rows that the shorter sequence needs.
     keep = 0;
@@ -76,6 +82,7 @@ Status Slot::begin(std::shared_ptr<Job> job) {
   session_->set_check_every(request.check_every);
   session_->kv().reset_stats();
   report_progress(true);
+  if (keep == timings_.prompt_tokens) return begin_answer(), Status();
   if (!request.prompt_logprobs) return session_->start_prompt(std::span(request.ids).subspan(size_t(keep)));
   prompt_reports_ = {};
   prompt_reports_.reports.push_back({{request.ids[0], std::string(tokenizer_.piece(request.ids[0])), NAN}, {}});
@@ -95,10 +102,26 @@ Status Slot::read(int64_t at_most) {
     return {};
   }
   if (job_->request.prompt_logprobs) job_->events->push(std::exchange(prompt_reports_, {}));
+  // A prompt of which little was new is not worth the time that others would wait for its copy.
+  if (prefixes_ != nullptr && timings_.prompt_tokens - timings_.cached_tokens >= kWorthStoring)
+    LONGKV_TRY(prefixes_->insert(*session_, salt_));
+  begin_answer();
+  return {};
+}
+
+void Slot::begin_answer() {
   answering_since_ = last_used_ = Clock::now();
   timings_.prompt_ms = ms_between(began_, answering_since_);
   state_ = SlotState::kAnswering;
   report_progress(true);
+}
+
+// Where the prefix cache knows more of the prompt than the slot: puts it into the session.
+Status Slot::take_prefix(int64_t& keep) {
+  const GenerateRequest& request = job_->request;
+  if (prefixes_ == nullptr || request.reuse == Reuse::kNone || request.prompt_logprobs) return {};
+  if (prefixes_->usable(*session_, request.ids, request.salt) <= keep) return {};
+  LONGKV_ASSIGN(keep, prefixes_->lookup(*session_, request.ids, request.salt));
   return {};
 }
 

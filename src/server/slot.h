@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/prefix_cache.h"
 #include "engine/session.h"
 #include "sample/sampler.h"
 #include "server/answer_text.h"
@@ -37,7 +38,8 @@ enum class SlotState { kIdle, kReading, kAnswering };
 
 class Slot {
  public:
-  Slot(int id, std::unique_ptr<Session> session, const Tokenizer& tokenizer);
+  // `prefixes` may be null: then only what the slot itself holds is reused.
+  Slot(int id, std::unique_ptr<Session> session, const Tokenizer& tokenizer, PrefixCache* prefixes);
 
   int id() const { return id_; }
   SlotState state() const { return state_; }
@@ -78,6 +80,8 @@ class Slot {
   const std::string& salt() const { return salt_; }
 
  private:
+  Status take_prefix(int64_t& keep);
+  void begin_answer();
   void finish(Finish finish);
   void rest();
   void send(TextPiece piece);
@@ -87,6 +91,7 @@ class Slot {
   int id_;
   std::unique_ptr<Session> session_;
   const Tokenizer& tokenizer_;
+  PrefixCache* prefixes_;
   SlotState state_ = SlotState::kIdle;
   std::string recipe_;
   std::string salt_;
