@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "commands.h"
 #include "common.h"
+#include "engine/prefix_cache.h"
 #include "help.h"
 #include "interrupt.h"
 #include "output.h"
@@ -28,7 +29,7 @@ struct ServeOptions {
   SamplingOptions sampling;
   server::HttpOptions http;
   std::string alias, key_file, max_body = "64M";
-  std::string cache_ram = "0", cache_folder, cache_disk = "16G";
+  std::string cache_ram, cache_folder, cache_disk = "16G";
   std::string chat_template, template_file, template_variables;
   std::vector<std::string> keys, allow_kv;
   int slots = 4;
@@ -81,12 +82,29 @@ Result<ChatChoice> chat_choice(const ServeOptions& o) {
   return choice;
 }
 
+// Part of the memory that stored beginnings may take where --cache-ram does not say.
+constexpr int64_t kCacheShare = 8;
+
+// Where beginnings of prompts are stored.
+Result<PrefixCacheOptions> cache_options(const ServeOptions& o) {
+  PrefixCacheOptions cache;
+  int64_t ram = available_ram_bytes() / kCacheShare;
+  if (!o.cache_ram.empty()) {
+    LONGKV_ASSIGN(ram, parse_size(o.cache_ram, "--cache-ram"));
+  }
+  LONGKV_ASSIGN(const int64_t disk, parse_size(o.cache_disk, "--cache-disk"));
+  cache.ram_bytes = uint64_t(ram);
+  cache.folder = o.cache_folder;
+  cache.disk_bytes = o.cache_folder.empty() ? 0 : uint64_t(disk);
+  return cache;
+}
+
 // A slot's context: what was asked for, or what fits when all slots share the memory.
-Result<int64_t> slot_context(const Opened& opened, int slots) {
+Result<int64_t> slot_context(const Opened& opened, int slots, int64_t cache_ram) {
   PlanLimits limits;
   LONGKV_ASSIGN(const KvPlan one, plan_for(*opened.model, opened.recipe, 1, opened.chunk, opened.pool->threads(), {}));
   const int64_t shared = one.peak_bytes, ram = one.machine.ram_bytes;
-  limits.ram_bytes = std::max<int64_t>(1, shared + std::max<int64_t>(0, ram - shared) / slots);
+  limits.ram_bytes = std::max<int64_t>(1, shared + std::max<int64_t>(0, ram - shared - cache_ram) / slots);
   LONGKV_ASSIGN(const KvPlan plan, plan_for(*opened.model, opened.recipe, opened.asked_context, opened.chunk,
                                             opened.pool->threads(), limits));
   if (plan.context <= plan.largest_context) return plan.context;
@@ -120,7 +138,8 @@ Status serve(ServeOptions o) {
   if (!o.model.chunk) o.model.chunk = kChunk;
   LONGKV_ASSIGN(Opened opened, open_model(o.model));
   LONGKV_TRY(check_biased_ids(s.sampling, opened.model->config().vocab));
-  LONGKV_ASSIGN(opened.context, slot_context(opened, o.slots));
+  LONGKV_ASSIGN(const PrefixCacheOptions cache, cache_options(o));
+  LONGKV_ASSIGN(opened.context, slot_context(opened, o.slots, int64_t(cache.ram_bytes)));
   s.model_path = o.model.model;
   s.alias = o.alias;
   s.request_seconds = o.timeout;
@@ -132,14 +151,8 @@ Status serve(ServeOptions o) {
   s.scheduler.session.products = opened.products;
   s.scheduler.session.chunk = opened.chunk;
   s.scheduler.session.window_slack = kWindowSlack;
-  PrefixCacheOptions prefixes;
-  LONGKV_ASSIGN(const int64_t cache_ram, parse_size(o.cache_ram, "--cache-ram"));
-  LONGKV_ASSIGN(const int64_t cache_disk, parse_size(o.cache_disk, "--cache-disk"));
-  prefixes.ram_bytes = uint64_t(cache_ram);
-  prefixes.folder = o.cache_folder;
-  prefixes.disk_bytes = o.cache_folder.empty() ? 0 : uint64_t(cache_disk);
-  if (prefixes.ram_bytes > 0 || !prefixes.folder.empty()) {
-    LONGKV_ASSIGN(s.scheduler.prefixes, PrefixCache::create(prefixes));
+  if (cache.ram_bytes > 0 || !cache.folder.empty()) {
+    LONGKV_ASSIGN(s.scheduler.prefixes, PrefixCache::create(cache));
   }
   LONGKV_ASSIGN(const auto service, server::Service::create(opened.model, s, *opened.pool));
   // A recipe that this model cannot have is told now, not to the first client that asks for it.
@@ -159,6 +172,11 @@ Status serve(ServeOptions o) {
   const std::atomic<bool>* stop = install_interrupt_flag();
   log_info("{}: {} slots of {} tokens each ({} in all), {} threads, {}", service->alias(), o.slots, opened.context,
            o.slots * opened.context, opened.pool->threads(), opened.recipe.canonical());
+  if (s.scheduler.prefixes) {
+    const PrefixCacheStats held = s.scheduler.prefixes->stats();
+    log_info("prefix cache: {} bytes of memory, {} on disk; {} beginnings are stored already", cache.ram_bytes,
+             cache.disk_bytes, held.entries_disk);
+  }
   const std::string host = o.http.host.find(':') == std::string::npos ? o.http.host : "[" + o.http.host + "]";
   LONGKV_TRY(print(fmt::format("listening on http://{}:{}\n", host, http.port())));
   if (o.http.api_keys.empty() && o.http.host != "127.0.0.1" && o.http.host != "localhost" && o.http.host != "::1")
@@ -230,10 +248,10 @@ void add_serve(CLI::App& app, int& exit_code) {
   command->add_option("--cors-origins", o->http.origins, "Origin of another page that may call; may be repeated")
       ->allow_extra_args(false)
       ->group(kMore);
-  command->add_option("--cache-ram", o->cache_ram, "Bytes of stored beginnings of prompts (K, M, G); 0 = none")
-      ->capture_default_str();
-  command->add_option("--cache-folder", o->cache_folder, "Folder for them, which outlives the server");
-  command->add_option("--cache-disk", o->cache_disk, "Bytes that the folder may take")->capture_default_str();
+  command->add_option("--cache-ram", o->cache_ram,
+                      "Memory for stored beginnings of prompts (K, M, G); default: an eighth of what is free; 0 = none");
+  command->add_option("--cache-folder", o->cache_folder, "Folder for them too, which outlives the server");
+  command->add_option("--cache-disk", o->cache_disk, "Bytes that the folder may take (K, M, G)")->capture_default_str();
   command->add_option("--slot-save-path", o->http.slot_folder, "Folder for POST /slots/N?action=save and restore");
   command->add_flag("--metrics", o->http.metrics, "Serve /metrics for Prometheus");
   command->add_flag("--no-slots", o->no_slots, "Do not serve GET /slots")->group(kMore);

@@ -200,6 +200,11 @@ Status PrefixCache::flush() {
   return impl_->store.flush();
 }
 
+Result<bool> PrefixCache::write_one() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return impl_->store.write_one();
+}
+
 Status PrefixCache::clear() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return impl_->store.clear();

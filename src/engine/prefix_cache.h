@@ -69,6 +69,9 @@ class PrefixCache {
   Status insert(Session& session, std::string_view salt = {});
   // Writes to the folder what it does not hold yet. Not flushed to the device: see docs/kv-file.md.
   Status flush();
+  // The same for one entry; whether there may be more. What the folder had no room for is not written again until it is
+  // used.
+  Result<bool> write_one();
   // Forgets everything, in memory and in the folder.
   Status clear();
 

@@ -82,6 +82,7 @@ void PrefixStore::touch(PrefixEntry& entry) {
   const double bytes = double(std::max<uint64_t>(1, std::max(entry.ram_bytes, entry.disk_bytes)));
   entry.priority = clock_ + entry.work / bytes;
   entry.used = ++uses_;
+  entry.no_room = false;
   if (PrefixEntry* base = find(entry.base)) touch(*base);
 }
 
@@ -173,6 +174,17 @@ Status PrefixStore::flush() {
   return {};
 }
 
+Result<bool> PrefixStore::write_one() {
+  if (options_.folder.empty()) return false;
+  for (auto& [id, entry] : entries_) {
+    if (entry.disk_bytes > 0 || entry.no_room) continue;
+    LONGKV_TRY(persist(entry));
+    make_room();
+    return true;
+  }
+  return false;
+}
+
 void PrefixStore::erase(const KvFileId& id) {
   const auto found = entries_.find(id);
   if (found == entries_.end()) return;
@@ -240,8 +252,9 @@ void PrefixStore::make_room() {
     if (entry == nullptr) break;
     clock_ = std::max(clock_, entry->priority);
     ++counts_.evicted_ram;
-    const bool kept = !options_.folder.empty() && persist(*entry).ok();
-    if (!kept) {
+    const Status kept = options_.folder.empty() ? fail(Code::kIo, "no folder") : persist(*entry);
+    if (!kept.ok()) {
+      if (!options_.folder.empty()) log_info("prefix cache: {}; {} tokens are forgotten", kept.message(), entry->ids.size());
       erase(entry->id);
       continue;
     }
@@ -258,6 +271,7 @@ void PrefixStore::make_room() {
     } else {
       ::unlink(path_of(entry->id).c_str());
       entry->disk_bytes = 0;
+      entry->no_room = true;
     }
   }
 }

@@ -32,6 +32,7 @@ struct PrefixEntry {
   KvFileId base;                 // none: stands alone
   uint64_t ram_bytes = 0;        // 0: not in memory
   uint64_t disk_bytes = 0;       // 0: not in the folder
+  bool no_room = false;          // the folder had none for it
   bool verified = false;         // all sums were checked, or made, by this process
   double work = 0;               // to read its tokens beyond the base, in products of numbers
   double priority = 0;           // the least goes first,
@@ -58,6 +59,7 @@ class PrefixStore {
   void drop(const KvFileId& id);
   void touch(PrefixEntry& entry);
   Status flush();
+  Result<bool> write_one();
   Status clear();
   void count(PrefixCacheStats& stats) const;
 

@@ -40,6 +40,7 @@ Json timings_json(const Timings& t) {
   const double read = double(t.prompt_tokens - t.cached_tokens), answered = double(t.answer_tokens);
   Json j;
   j["cache_n"] = t.cached_tokens;
+  if (t.cached_tokens > 0) j["cache_from"] = t.from_cache ? "cache" : "slot";
   j["prompt_n"] = t.prompt_tokens - t.cached_tokens;
   j["prompt_ms"] = t.prompt_ms;
   j["prompt_per_token_ms"] = read > 0 ? t.prompt_ms / read : 0.0;

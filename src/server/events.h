@@ -49,6 +49,7 @@ enum class Finish { kStop, kLength };
 struct Timings {
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;
+  bool from_cache = false;  // the prefix cache had them, not the slot
   int64_t answer_tokens = 0;
   double queue_ms = 0;
   double prompt_ms = 0;

@@ -180,6 +180,19 @@ void HttpRoutes::slots(const Request& request, Response& response) {
   answer(response, list);
 }
 
+// Where KV bytes lie: in slots, and in the tiers of the prefix cache.
+void HttpRoutes::cache(const Request&, Response& response) {
+  const Counters c = service.scheduler().counters();
+  const PrefixCacheStats& p = c.prefixes;
+  Json j;
+  j["slots"] = {{"bytes", c.kv_bytes_held}, {"tokens", c.tokens_held}};
+  j["cpu_cache"] = {{"bytes", p.bytes_ram}, {"entries", p.entries_ram}};
+  j["disk"] = {{"bytes", p.bytes_disk}, {"entries", p.entries_disk}};
+  j["prompt_tokens"] = c.prompt_tokens;
+  j["held_tokens"] = c.cached_tokens;
+  answer(response, j);
+}
+
 void HttpRoutes::metrics(const Request&, Response& response) {
   if (!options.metrics)
     return answer_error(response, {501, "not_supported_error", "this server was started without --metrics"});

@@ -28,6 +28,7 @@ struct HttpRoutes {
   void props(const Request& request, Response& response);
   void slots(const Request& request, Response& response);
   void slot_action(const Request& request, Response& response);
+  void cache(const Request& request, Response& response);
   void metrics(const Request& request, Response& response);
   void not_implemented(const Request& request, Response& response);
 

@@ -86,6 +86,7 @@ void HttpServer::Impl::set_up() {
   route("GET", "/props", bind(&HttpRoutes::props));
   route("GET", "/slots", bind(&HttpRoutes::slots));
   listener.Post("/slots/([0-9]{1,6})", bind(&HttpRoutes::slot_action));
+  route("GET", "/cache", bind(&HttpRoutes::cache));
   route("GET", "/metrics", bind(&HttpRoutes::metrics));
   for (const char* path : {"/v1/embeddings", "/embeddings", "/v1/rerank", "/rerank", "/infill", "/v1/messages",
                            "/v1/responses", "/lora-adapters", "/v1/audio/transcriptions"})

@@ -69,7 +69,11 @@ std::string prometheus_text(const Counters& c) {
   // What neither has.
   gauge("longkv:slots", "Sequences that can run at once.", c.slots);
   out += "# HELP longkv:kv_bytes KV bytes held, by tier.\n# TYPE longkv:kv_bytes gauge\n";
-  out += fmt::format("longkv:kv_bytes{{tier=\"cpu\"}} {}\n", c.kv_bytes_held);
+  const PrefixCacheStats& p = c.prefixes;
+  out += fmt::format(
+      "longkv:kv_bytes{{tier=\"cpu\"}} {}\nlongkv:kv_bytes{{tier=\"cpu_cache\"}} {}\n"
+      "longkv:kv_bytes{{tier=\"disk\"}} {}\n",
+      c.kv_bytes_held, p.bytes_ram, p.bytes_disk);
   counter("longkv:kv_bytes_read_total", "K and V bytes read by decoding.", double(c.kv_bytes_read));
   counter("longkv:index_bytes_read_total", "Bytes of summaries read by decoding.", double(c.index_bytes_read));
   gauge("longkv:kv_bytes_read_per_token", "K, V and summary bytes read per generated token.",
@@ -77,6 +81,16 @@ std::string prometheus_text(const Counters& c) {
   counter("longkv:select_seconds_total", "Time spent choosing rows.", c.select_seconds);
   counter("longkv:attend_seconds_total", "Time spent attending to rows.", c.attend_seconds);
   counter("longkv:prefix_hit_tokens_total", "Prompt tokens that were held already.", double(c.cached_tokens));
+  counter("longkv:prefix_cache_hit_tokens_total", "Of these, tokens that the prefix cache held, not a slot.",
+          double(c.stored_tokens));
+  counter("longkv:prefix_cache_stored_total", "Beginnings stored.", double(p.stored));
+  counter("longkv:prefix_cache_ignored_files_total", "Files of the folder that are of no use.", double(p.ignored_files));
+  const auto tiers = [&](const char* type, const char* name, const char* help, int64_t ram, int64_t disk) {
+    out += fmt::format("# HELP {0} {1}\n# TYPE {0} {2}\n{0}{{tier=\"cpu_cache\"}} {3}\n{0}{{tier=\"disk\"}} {4}\n", name,
+                       help, type, ram, disk);
+  };
+  tiers("gauge", "longkv:prefix_cache_entries", "Beginnings held.", p.entries_ram, p.entries_disk);
+  tiers("counter", "longkv:prefix_cache_evicted_total", "Beginnings that left.", p.evicted_ram, p.evicted_disk);
   counter("longkv:captured_mass_sum", "Captured attention mass of checked answers, summed.", c.captured_mass_sum);
   counter("longkv:captured_mass_count", "Answers in which steps were checked.", double(c.captured_mass_count));
   out += "# HELP longkv:requests_total Requests by how they ended.\n# TYPE longkv:requests_total counter\n";

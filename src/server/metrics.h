@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "engine/prefix_cache.h"
+
 namespace longkv::server {
 
 // Cumulative counts of values up to each bound, as Prometheus wants them.
@@ -24,7 +26,8 @@ class Histogram {
 
 struct Counters {
   int64_t prompt_tokens = 0;  // asked for, those that were held already included
-  int64_t cached_tokens = 0;  // of them held already
+  int64_t cached_tokens = 0;  // of them held already,
+  int64_t stored_tokens = 0;  // ... by the prefix cache, not by a slot
   double prompt_seconds = 0;  // of work
   int64_t answer_tokens = 0;
   double answer_seconds = 0;  // of decode steps, sampling included
@@ -43,6 +46,7 @@ struct Counters {
   int slots = 0, busy = 0, waiting = 0;
   int64_t kv_bytes_held = 0;
   int64_t tokens_held = 0, token_capacity = 0;
+  PrefixCacheStats prefixes;
 };
 
 std::string prometheus_text(const Counters& counters);

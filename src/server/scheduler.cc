@@ -13,6 +13,8 @@ namespace {
 // Prompt work between two looks at the queue while nobody waits for a token.
 constexpr double kIdlePromptSeconds = 0.05;
 constexpr auto kPublishPause = std::chrono::milliseconds(20);
+// Rest after which what the prefix cache holds in memory alone is written to its folder, one entry at a time.
+constexpr auto kWritePause = std::chrono::milliseconds(200);
 constexpr double kMeanWeight = 0.1;  // of a new value in a running mean
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
@@ -110,10 +112,17 @@ void Scheduler::loop() {
     publish();
     {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] {
+      const auto wanted = [&] {
         return stop_ || !waiting_.empty() || !works_.empty() || busy(SlotState::kReading) ||
                busy(SlotState::kAnswering);
-      });
+      };
+      if (!unwritten_) {
+        wake_.wait(lock, wanted);
+      } else if (!wake_.wait_for(lock, kWritePause, wanted)) {
+        lock.unlock();
+        write_prefix();
+        continue;
+      }
       if (stop_) {
         work_done_.notify_all();
         return;
@@ -125,6 +134,12 @@ void Scheduler::loop() {
     read_prompts();
     answer();
   }
+}
+
+void Scheduler::write_prefix() {
+  const auto wrote = options_.prefixes->write_one();
+  unwritten_ = wrote.ok() && *wrote;
+  if (!wrote.ok()) log_info("prefix cache: {}", wrote.status().message());
 }
 
 void Scheduler::do_works() {
@@ -205,6 +220,7 @@ void Scheduler::assign() {
     const Status began = slot->begin(std::move(job));
     now_.prompt_tokens += slot->timings().prompt_tokens;
     now_.cached_tokens += slot->timings().cached_tokens;
+    if (slot->timings().from_cache) now_.stored_tokens += slot->timings().cached_tokens;
     if (!began.ok()) abandon(*slot, began);
   }
 }
@@ -262,6 +278,7 @@ void Scheduler::answer() {
     const std::shared_ptr<const Job> job = slot->shared_job();
     const int64_t before = slot->timings().answer_tokens;
     const auto chosen = slot->choose();
+    unwritten_ |= slot->store_prefix();
     if (slot->timings().answer_tokens > before) {
       const auto now = Clock::now();
       ++now_.answer_tokens;
@@ -353,6 +370,7 @@ void Scheduler::publish() {
   published_ = time;
   now_.slots = options_.slots;
   now_.busy = 0;
+  if (options_.prefixes) now_.prefixes = options_.prefixes->stats();
   now_.tokens_held = now_.token_capacity = now_.kv_bytes_held = 0;
   std::vector<SlotInfo> infos;
   for (const auto& slot : slots_) {

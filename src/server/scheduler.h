@@ -67,6 +67,7 @@ class Scheduler {
             ThreadPool& pool);
   void loop();
   bool busy(SlotState state) const;
+  void write_prefix();
   void do_works();
   void drop_gone();
   void assign();
@@ -87,7 +88,8 @@ class Scheduler {
   uint64_t turn_ = 0;
   std::vector<Clock::time_point> last_token_;  // [slots]
   Clock::time_point published_;
-  Counters now_;  // the thread's
+  Counters now_;            // the thread's
+  bool unwritten_ = false;  // the prefix cache may hold something that its folder does not
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable wake_;

@@ -5,12 +5,14 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace longkv::server {
 
 namespace {
 
-constexpr int64_t kWorthStoring = 256;  // tokens
+constexpr int64_t kWorthStoring = 256;  // tokens of a prompt that the prefix cache does not know
+constexpr int64_t kWorthTaking = 64;    // ... that it knows and the slot does not
 constexpr auto kProgressPause = std::chrono::milliseconds(50);
 
 int64_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
@@ -57,7 +59,7 @@ Status Slot::begin(std::shared_ptr<Job> job) {
   state_ = SlotState::kReading;
   int64_t keep = reusable(request);
   if (request.recipe) LONGKV_TRY(use_recipe(*request.recipe));
-  LONGKV_TRY(take_prefix(keep));
+  take_prefix(keep);
   if (!session_->truncate(keep).ok()) {
     // Sliding windows have let go of rows that the shorter sequence needs.
     keep = 0;
@@ -67,6 +69,7 @@ Status Slot::begin(std::shared_ptr<Job> job) {
   timings_ = Timings{};
   timings_.prompt_tokens = int64_t(request.ids.size());
   timings_.cached_tokens = keep;
+  timings_.from_cache = keep > 0 && from_cache_;
   timings_.queue_ms = ms_between(job_->arrived, began_);
   timings_.slot = id_;
   timings_.recipe = recipe_;
@@ -102,9 +105,8 @@ Status Slot::read(int64_t at_most) {
     return {};
   }
   if (job_->request.prompt_logprobs) job_->events->push(std::exchange(prompt_reports_, {}));
-  // A prompt of which little was new is not worth the time that others would wait for its copy.
-  if (prefixes_ != nullptr && timings_.prompt_tokens - timings_.cached_tokens >= kWorthStoring)
-    LONGKV_TRY(prefixes_->insert(*session_, salt_));
+  worth_storing_ = prefixes_ != nullptr && job_->request.reuse != Reuse::kNone &&
+                   timings_.prompt_tokens - prefixes_->usable(*session_, session_->ids(), salt_) >= kWorthStoring;
   begin_answer();
   return {};
 }
@@ -116,13 +118,24 @@ void Slot::begin_answer() {
   report_progress(true);
 }
 
-// Where the prefix cache knows more of the prompt than the slot: puts it into the session.
-Status Slot::take_prefix(int64_t& keep) {
+// Where the prefix cache knows more of the prompt than the slot, puts it into the session. What goes wrong there costs
+// reading, not the request.
+void Slot::take_prefix(int64_t& keep) {
   const GenerateRequest& request = job_->request;
-  if (prefixes_ == nullptr || request.reuse == Reuse::kNone || request.prompt_logprobs) return {};
-  if (prefixes_->usable(*session_, request.ids, request.salt) <= keep) return {};
-  LONGKV_ASSIGN(keep, prefixes_->lookup(*session_, request.ids, request.salt));
-  return {};
+  from_cache_ = false;
+  if (prefixes_ == nullptr || request.reuse == Reuse::kNone || request.prompt_logprobs) return;
+  if (prefixes_->usable(*session_, request.ids, request.salt) < keep + kWorthTaking) return;
+  const auto found = prefixes_->lookup(*session_, request.ids, request.salt);
+  if (!found.ok()) return log_info("prefix cache: {}", found.status().message());
+  keep = *found;
+  from_cache_ = true;
+}
+
+bool Slot::store_prefix() {
+  if (!std::exchange(worth_storing_, false)) return false;
+  const Status stored = prefixes_->insert(*session_, salt_);
+  if (!stored.ok()) log_info("prefix cache: {}", stored.message());
+  return true;
 }
 
 void Slot::report_progress(bool force) {
@@ -189,6 +202,7 @@ void Slot::finish(Finish how) {
 
 void Slot::abandon(const Status& reason, bool broken) {
   session_->drop_prompt();
+  worth_storing_ = false;
   if (broken) erase();
   timings_.answer_ms = state_ == SlotState::kAnswering ? ms_between(answering_since_, Clock::now()) : 0;
   take_stats();

@@ -70,6 +70,9 @@ class Slot {
   int64_t prompt_left() const { return timings_.prompt_tokens - prompt_done(); }
   // Chooses the next token and tells the client. The token must be fed before the next call; nullopt: the answer ended.
   Result<std::optional<int32_t>> choose();
+  // Puts a prompt that was just read into the prefix cache, if it is worth it: after the first token was chosen, so that
+  // its client does not wait, and before it is fed. Whether something was stored.
+  bool store_prefix();
   // Ends the job early and keeps what can be used again; nothing of a session that failed in the middle of a token.
   void abandon(const Status& reason, bool broken = false);
   // While idle: forgets everything held, and puts another recipe in place, which forgets too unless it is the same.
@@ -80,7 +83,7 @@ class Slot {
   const std::string& salt() const { return salt_; }
 
  private:
-  Status take_prefix(int64_t& keep);
+  void take_prefix(int64_t& keep);
   void begin_answer();
   void finish(Finish finish);
   void rest();
@@ -95,6 +98,8 @@ class Slot {
   SlotState state_ = SlotState::kIdle;
   std::string recipe_;
   std::string salt_;
+  bool worth_storing_ = false;  // the session holds a prompt just read that the prefix cache does not know
+  bool from_cache_ = false;     // what is held of the prompt came from the prefix cache
   Clock::time_point last_used_ = Clock::now();
 
   std::shared_ptr<Job> job_;

@@ -36,6 +36,7 @@ async function connect() {
     const chosen = $("recipe").value;
     $("recipe").replaceChildren(...props.kv.map(name => new Option(name, name, false, name === chosen)));
     $("status").textContent = "";
+    await showMemory();
   } catch (error) {
     $("model").textContent = "not connected";
     $("status").textContent = error.message;
@@ -117,11 +118,19 @@ function drawPlot() {
   if (n > 0) $("plot-text").textContent = `Now ${state.speeds[n - 1].toFixed(1)}, at most ${most.toFixed(1)} tokens a second.`;
 }
 
+// KV bytes by where they lie.
+async function showMemory() {
+  const held = await get("cache");
+  $("m-memory").textContent = bytes(held.slots.bytes);
+  $("m-stored").textContent = bytes(held.cpu_cache.bytes);
+  $("m-disk").textContent = bytes(held.disk.bytes);
+}
+
 async function pollSlots() {
   if (!state.abort) return;
   try {
+    await showMemory();
     const slots = await get("slots");
-    $("m-memory").textContent = bytes(slots.reduce((sum, s) => sum + s.kv.bytes_held, 0));
     const mine = slots.find(s => s.id_task === state.id);
     if (mine && mine.kv.bytes_read_per_token > 0) $("m-bytes").textContent = bytes(mine.kv.bytes_read_per_token);
     if (mine && mine.kv.captured_mass !== undefined) $("m-mass").textContent = (100 * mine.kv.captured_mass).toFixed(1) + " %";
@@ -216,6 +225,7 @@ async function ask(question) {
   else if (state.messages.at(-1)?.role === "user") state.messages.pop();
   state.abort = null;
   busy(false);
+  showMemory().catch(() => {});
   $("question").focus();
 }
 
