@@ -34,7 +34,7 @@ struct ServeOptions {
   std::vector<std::string> keys, allow_kv;
   int slots = 4;
   int queue = 64;
-  double prompt_share = 1.5;
+  double prompt_share = 1;
   double timeout = 3600;
   double ping = 30;
   bool no_slots = false, no_ui = false;
@@ -248,8 +248,9 @@ void add_serve(CLI::App& app, int& exit_code) {
   command->add_option("--cors-origins", o->http.origins, "Origin of another page that may call; may be repeated")
       ->allow_extra_args(false)
       ->group(kMore);
-  command->add_option("--cache-ram", o->cache_ram,
-                      "Memory for stored beginnings of prompts (K, M, G); default: an eighth of what is free; 0 = none");
+  command->add_option(
+      "--cache-ram", o->cache_ram,
+      "Memory for stored beginnings of prompts (K, M, G); default: an eighth of what is free; 0 = none");
   command->add_option("--cache-folder", o->cache_folder, "Folder for them too, which outlives the server");
   command->add_option("--cache-disk", o->cache_disk, "Bytes that the folder may take (K, M, G)")->capture_default_str();
   command->add_option("--slot-save-path", o->http.slot_folder, "Folder for POST /slots/N?action=save and restore");

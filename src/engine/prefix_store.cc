@@ -254,7 +254,8 @@ void PrefixStore::make_room() {
     ++counts_.evicted_ram;
     const Status kept = options_.folder.empty() ? fail(Code::kIo, "no folder") : persist(*entry);
     if (!kept.ok()) {
-      if (!options_.folder.empty()) log_info("prefix cache: {}; {} tokens are forgotten", kept.message(), entry->ids.size());
+      if (!options_.folder.empty())
+        log_info("prefix cache: {}; {} tokens are forgotten", kept.message(), entry->ids.size());
       erase(entry->id);
       continue;
     }

@@ -71,7 +71,7 @@ class Session {
   // `at_most` makes the next chunk about so short, in steps of kPieceTokens, so that a piece takes less time; it is
   // ignored where a chunk's length could change a bit: for products of floating-point weights, and for recipes to which
   // chunks matter (see keeps_prefixes()).
-  static constexpr int64_t kPieceTokens = 32;
+  static constexpr int64_t kPieceTokens = 16;
   // `sink` receives the logits of all tokens, as in prefill(), when their chunk has passed the last layer.
   Status start_prompt(std::span<const int32_t> ids, LogitsSink sink = {});
   Result<bool> read_piece(const std::atomic<bool>* cancel = nullptr, int64_t at_most = INT64_MAX);

@@ -96,9 +96,13 @@ void Sampler::accept(int32_t id) {
   }
 }
 
+bool Sampler::penalises() const {
+  return !counts_.empty() &&
+         (params_.repeat_penalty != 1.0f || params_.presence_penalty != 0.0f || params_.frequency_penalty != 0.0f);
+}
+
 void Sampler::penalise() {
-  if (counts_.empty()) return;
-  if (params_.repeat_penalty == 1.0f && params_.presence_penalty == 0.0f && params_.frequency_penalty == 0.0f) return;
+  if (!penalises()) return;
   for (Candidate& c : candidates_) {
     const auto seen = counts_.find(c.id);
     if (seen == counts_.end()) continue;
@@ -144,6 +148,21 @@ void Sampler::apply(SamplerStage stage) {
 }
 
 int32_t Sampler::sample(std::span<const float> logits) {
+  if (params_.temperature <= 0.0f && params_.logit_bias.empty() && !penalises()) {
+    // The greatest logit, of equal ones the first. Several maxima side by side, which compilers turn into vectors.
+    constexpr size_t kLanes = 16;
+    float most[kLanes];
+    std::fill_n(most, kLanes, logits.front());
+    size_t i = 0;
+    for (; i + kLanes <= logits.size(); i += kLanes) {
+      for (size_t l = 0; l < kLanes; ++l) most[l] = logits[i + l] > most[l] ? logits[i + l] : most[l];
+    }
+    for (; i < logits.size(); ++i) most[0] = std::max(most[0], logits[i]);
+    const auto best = std::find(logits.begin(), logits.end(), *std::max_element(most, most + kLanes));
+    const auto id = int32_t(best - logits.begin());
+    candidates_.assign(1, {id, *best});
+    return id;
+  }
   candidates_.resize(logits.size());
   for (size_t i = 0; i < logits.size(); ++i) candidates_[i] = {int32_t(i), logits[i]};
   for (const auto& [id, bias] : params_.logit_bias) {

@@ -32,6 +32,7 @@ class Sampler {
 
  private:
   void apply(SamplerStage stage);
+  bool penalises() const;
   void penalise();
   void sort_candidates();
 

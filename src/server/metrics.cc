@@ -84,10 +84,11 @@ std::string prometheus_text(const Counters& c) {
   counter("longkv:prefix_cache_hit_tokens_total", "Of these, tokens that the prefix cache held, not a slot.",
           double(c.stored_tokens));
   counter("longkv:prefix_cache_stored_total", "Beginnings stored.", double(p.stored));
-  counter("longkv:prefix_cache_ignored_files_total", "Files of the folder that are of no use.", double(p.ignored_files));
+  counter("longkv:prefix_cache_ignored_files_total", "Files of the folder that are of no use.",
+          double(p.ignored_files));
   const auto tiers = [&](const char* type, const char* name, const char* help, int64_t ram, int64_t disk) {
-    out += fmt::format("# HELP {0} {1}\n# TYPE {0} {2}\n{0}{{tier=\"cpu_cache\"}} {3}\n{0}{{tier=\"disk\"}} {4}\n", name,
-                       help, type, ram, disk);
+    out += fmt::format("# HELP {0} {1}\n# TYPE {0} {2}\n{0}{{tier=\"cpu_cache\"}} {3}\n{0}{{tier=\"disk\"}} {4}\n",
+                       name, help, type, ram, disk);
   };
   tiers("gauge", "longkv:prefix_cache_entries", "Beginnings held.", p.entries_ram, p.entries_disk);
   tiers("counter", "longkv:prefix_cache_evicted_total", "Beginnings that left.", p.evicted_ram, p.evicted_disk);

@@ -15,11 +15,18 @@ constexpr double kIdlePromptSeconds = 0.05;
 constexpr auto kPublishPause = std::chrono::milliseconds(20);
 // Rest after which what the prefix cache holds in memory alone is written to its folder, one entry at a time.
 constexpr auto kWritePause = std::chrono::milliseconds(200);
-constexpr double kMeanWeight = 0.1;  // of a new value in a running mean
+// Share of a new value in a running quantile: a tenth of values in a row doubles or halves it.
+constexpr double kFollow = 0.07;
+constexpr double kStepQuantile = 0.4, kTokenQuantile = 0.7;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-void update_mean(double& mean, double value) { mean = mean == 0 ? value : mean + kMeanWeight * (value - mean); }
+// Moves `estimate` towards the given quantile of the values. Unlike a mean it does not follow the few values that other
+// programs on the machine have stretched.
+void follow(double& estimate, double value, double quantile) {
+  if (estimate == 0) estimate = value;
+  estimate *= value > estimate ? 1 + kFollow * quantile : 1 - kFollow * (1 - quantile);
+}
 
 }  // namespace
 
@@ -32,6 +39,7 @@ Result<std::unique_ptr<Scheduler>> Scheduler::create(std::shared_ptr<const Loade
     scheduler->slots_.push_back(std::make_unique<Slot>(i, std::move(session), tokenizer, options.prefixes.get()));
   }
   scheduler->last_token_.resize(size_t(options.slots));
+  scheduler->step_seconds_.resize(size_t(options.slots));
   scheduler->publish();
   scheduler->thread_ = std::thread([s = scheduler.get()] { s->loop(); });
   return scheduler;
@@ -239,10 +247,17 @@ Slot* Scheduler::next_prompt() {
   return best;
 }
 
+// Seconds of a decode step of as many slots as the last one had, with nothing else to do. Steps beside prompts stand
+// for it where there were no others; before the first of all there is nothing to measure by.
+double Scheduler::ordinary_step() const {
+  if (last_batch_ == 0) return 0;
+  const StepSeconds& steps = step_seconds_[std::min(last_batch_, step_seconds_.size()) - 1];
+  return steps.alone > 0 ? steps.alone : steps.beside;
+}
+
 void Scheduler::read_prompts() {
   const bool answering = busy(SlotState::kAnswering);
-  // Before the first decode step was timed there is nothing to measure by.
-  const double budget = !answering ? kIdlePromptSeconds : options_.prompt_share * step_seconds_;
+  const double budget = !answering ? kIdlePromptSeconds : options_.prompt_share * ordinary_step();
   const auto begin = Clock::now();
   for (auto piece_begin = begin;; piece_begin = Clock::now()) {
     Slot* slot = next_prompt();
@@ -263,7 +278,8 @@ void Scheduler::read_prompts() {
       abandon(*slot, s);
     } else {
       tokens = std::max(tokens, session.piece_tokens());
-      if (tokens > 0) update_mean(token_seconds_, seconds / double(tokens));
+      if (tokens > 0) follow(token_seconds_, seconds / double(tokens), kTokenQuantile);
+      read_some_ = true;
       if (slot->state() == SlotState::kAnswering) return;  // its first token comes before more reading
     }
     if (seconds_since(begin) >= budget) return;
@@ -271,30 +287,43 @@ void Scheduler::read_prompts() {
 }
 
 void Scheduler::answer() {
+  struct Turn {
+    Slot* slot = nullptr;
+    std::shared_ptr<const Job> job;
+    int64_t before = 0;  // tokens answered
+    Result<std::optional<int32_t>> chosen = std::optional<int32_t>();
+    Clock::time_point at{};
+  };
+  std::vector<Turn> turns;
   std::vector<std::pair<Slot*, int32_t>> batch;
   const auto begin = Clock::now();
   for (const auto& slot : slots_) {
     if (slot->state() != SlotState::kAnswering) continue;
-    const std::shared_ptr<const Job> job = slot->shared_job();
-    const int64_t before = slot->timings().answer_tokens;
-    const auto chosen = slot->choose();
-    unwritten_ |= slot->store_prefix();
-    if (slot->timings().answer_tokens > before) {
-      const auto now = Clock::now();
+    turns.push_back({.slot = slot.get(), .job = slot->shared_job(), .before = slot->timings().answer_tokens});
+  }
+  if (turns.empty()) return;
+  // Sampling goes through the whole vocabulary, for every slot by itself.
+  turns.front().slot->session().pool().run(int64_t(turns.size()), [&](int64_t i, int) {
+    Turn& turn = turns[size_t(i)];
+    turn.chosen = turn.slot->choose();
+    turn.at = Clock::now();
+  });
+  for (Turn& turn : turns) {
+    Slot& slot = *turn.slot;
+    unwritten_ |= slot.store_prefix();
+    if (slot.timings().answer_tokens > turn.before) {
+      Clock::time_point& last = last_token_[size_t(slot.id())];
       ++now_.answer_tokens;
-      if (before == 0) {
-        now_.first_token.add(ms_between(job->arrived, now) / 1000);
-      } else {
-        now_.between_tokens.add(ms_between(last_token_[size_t(slot->id())], now) / 1000);
-      }
-      last_token_[size_t(slot->id())] = now;
+      turn.before == 0 ? now_.first_token.add(ms_between(turn.job->arrived, turn.at) / 1000)
+                       : now_.between_tokens.add(ms_between(last, turn.at) / 1000);
+      last = turn.at;
     }
-    if (!chosen.ok()) {
-      abandon(*slot, chosen.status());
-    } else if (!*chosen) {
-      count_end(*slot, *job, {});
+    if (!turn.chosen.ok()) {
+      abandon(slot, turn.chosen.status());
+    } else if (!*turn.chosen) {
+      count_end(slot, *turn.job, {});
     } else {
-      batch.emplace_back(slot.get(), **chosen);
+      batch.emplace_back(&slot, **turn.chosen);
     }
   }
   if (batch.empty()) return;
@@ -310,7 +339,10 @@ void Scheduler::answer() {
   for (size_t i = 0; i < batch.size(); ++i) {
     if (!results[i].ok()) abandon(*batch[i].first, results[i], /*broken=*/true);
   }
-  update_mean(step_seconds_, seconds_since(step_begin));
+  // A step beside a prompt finds the caches full of other things; what counts is one without.
+  StepSeconds& steps = step_seconds_[std::min(batch.size(), step_seconds_.size()) - 1];
+  follow(std::exchange(read_some_, false) ? steps.beside : steps.alone, seconds_since(step_begin), kStepQuantile);
+  last_batch_ = batch.size();
   now_.answer_seconds += seconds_since(begin);
   ++now_.steps;
   now_.slot_steps += int64_t(batch.size());

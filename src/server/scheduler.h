@@ -25,7 +25,7 @@ namespace longkv::server {
 struct SchedulerOptions {
   int slots = 1;
   size_t queue = 64;          // requests that may wait for a slot
-  double prompt_share = 1.5;  // prompt work between two decode steps, in decode steps
+  double prompt_share = 1.0;  // prompt work between two decode steps, in decode steps
   SessionOptions session;
   std::shared_ptr<PrefixCache> prefixes;  // null: slots alone remember
 };
@@ -72,6 +72,7 @@ class Scheduler {
   void drop_gone();
   void assign();
   Slot* best_slot(const GenerateRequest& request);
+  double ordinary_step() const;
   void read_prompts();
   Slot* next_prompt();
   void answer();
@@ -83,8 +84,14 @@ class Scheduler {
   const Tokenizer& tokenizer_;
   BatchDecoder batch_;
   std::vector<std::unique_ptr<Slot>> slots_;  // the thread's
-  double step_seconds_ = 0;                   // running mean of decode steps
-  double token_seconds_ = 0;                  // running mean of a prompt token in one layer
+  // Seconds of decode steps, in turns without and with prompt work.
+  struct StepSeconds {
+    double alone = 0, beside = 0;
+  };
+  std::vector<StepSeconds> step_seconds_;  // by the number of slots in a step, from 1
+  size_t last_batch_ = 0;
+  bool read_some_ = false;    // prompts were read since the last step
+  double token_seconds_ = 0;  // of a prompt token in one layer
   uint64_t turn_ = 0;
   std::vector<Clock::time_point> last_token_;  // [slots]
   Clock::time_point published_;

@@ -70,8 +70,8 @@ class Slot {
   int64_t prompt_left() const { return timings_.prompt_tokens - prompt_done(); }
   // Chooses the next token and tells the client. The token must be fed before the next call; nullopt: the answer ended.
   Result<std::optional<int32_t>> choose();
-  // Puts a prompt that was just read into the prefix cache, if it is worth it: after the first token was chosen, so that
-  // its client does not wait, and before it is fed. Whether something was stored.
+  // Puts a prompt that was just read into the prefix cache, if it is worth it: after the first token was chosen, so
+  // that its client does not wait, and before it is fed. Whether something was stored.
   bool store_prefix();
   // Ends the job early and keeps what can be used again; nothing of a session that failed in the middle of a token.
   void abandon(const Status& reason, bool broken = false);

@@ -29,6 +29,17 @@ TEST(Sampler, GreedyTakesTheBestAndTheLowerIdOnTies) {
   p.temperature = 0.0f;
   Sampler s(p);
   EXPECT_EQ(s.sample(std::vector<float>{1, 3, 3, 2}), 1);
+  // Every size around the vectors' width, the best anywhere, and twice.
+  for (size_t n = 1; n < 50; ++n) {
+    for (size_t at = 0; at < n; ++at) {
+      std::vector<float> logits(n);
+      for (size_t i = 0; i < n; ++i) logits[i] = -2.0f - float(i * 7 % 13);
+      logits[at] = -1.0f;
+      if (at + 3 < n) logits[at + 3] = -1.0f;
+      EXPECT_EQ(s.sample(logits), int32_t(at)) << n;
+      EXPECT_EQ(s.candidates().front().logit, -1.0f);
+    }
+  }
 }
 
 TEST(Sampler, TopKKeepsTheBestInOrder) {

@@ -132,7 +132,8 @@ TEST(Prefixes, AFolderOutlivesTheServer) {
   }
   const Answer other = ask(server, document.substr(0, 300) + letters(40, 5), {{"kv", "q8"}});
   EXPECT_EQ(other.cached, 288);
-  EXPECT_EQ(other.content, ask(server, document.substr(0, 300) + letters(40, 5), {{"kv", "q8"}, {"kv_reuse", "none"}}).content);
+  EXPECT_EQ(other.content,
+            ask(server, document.substr(0, 300) + letters(40, 5), {{"kv", "q8"}, {"kv_reuse", "none"}}).content);
   EXPECT_EQ(metric(server, "longkv:prefix_cache_ignored_files_total"), 0);
 }
 

@@ -40,9 +40,13 @@ def check(holds, what):
         raise AssertionError(what)
 
 
-def text(words, seed):
+tokens_per_word = None
+
+
+def text(tokens, seed):
+    """About so many tokens, as the model under test counts."""
     pick = random.Random(seed)
-    return " ".join(pick.choice(WORDS) for _ in range(words))
+    return " ".join(pick.choice(WORDS) for _ in range(max(1, int(tokens / tokens_per_word))))
 
 
 class Server:
@@ -62,9 +66,12 @@ class Server:
                 raise SystemExit(f"the server ended with {self.process.returncode}: {self.said()}")
             try:
                 if self.call("GET", "/health")[0] == 200:
-                    return
+                    break
             except OSError:
                 time.sleep(0.02)
+        global tokens_per_word
+        if must_start and not tokens_per_word:
+            tokens_per_word = len(self.call("POST", "/tokenize", {"content": " ".join(WORDS)})[1]["tokens"]) / len(WORDS)
 
     def said(self):
         self.log.seek(0)
