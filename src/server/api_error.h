@@ -27,6 +27,7 @@ struct ApiError {
 // What an error of the engine is to a client: its request's fault only where the code says so.
 inline ApiError api_error(const Status& status) {
   switch (status.code()) {
+    case Code::kCorrupt:  // a file that the client named
     case Code::kInvalidArgument: return {400, "invalid_request_error", status.message()};
     case Code::kUnsupported: return {501, "not_supported_error", status.message()};
     case Code::kOutOfMemory: return {503, "unavailable_error", status.message()};

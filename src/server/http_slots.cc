@@ -70,6 +70,8 @@ void HttpRoutes::slot_action(const Request& request, Response& response) {
   if (const auto& error = fields.finish()) return answer_error(response, *error);
   const auto path = file_in(options.slot_folder, *name);
   if (!path.ok()) return done(path.status(), {});
+  if (action == "restore" && !std::filesystem::exists(*path))
+    return answer_error(response, {404, "not_found_error", "there is no saved slot '" + *name + "'", "filename"});
   const auto begin = std::chrono::steady_clock::now();
   Json json = {{"id_slot", id}, {"filename", *name}};
   const Status s = service.scheduler().with_idle_slot(id, [&](Slot& slot) -> Status {
@@ -87,9 +89,7 @@ void HttpRoutes::slot_action(const Request& request, Response& response) {
     if (kv) {
       LONGKV_ASSIGN(recipe, service.find_recipe(*kv));
     }
-    LONGKV_TRY(slot.use_recipe(*recipe));
-    LONGKV_ASSIGN(const KvRestored restored, restore_session(slot.session(), *path));
-    slot.set_salt(salt);
+    LONGKV_ASSIGN(const KvRestored restored, slot.restore(*recipe, *path, salt));
     json["n_restored"] = restored.tokens;
     json["n_read"] = restored.bytes_mapped + restored.bytes_copied;
     json["timings"] = {{"restore_ms", ms_since(begin)}};

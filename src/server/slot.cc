@@ -227,6 +227,23 @@ Status Slot::use_recipe(const Recipe& recipe) {
   return {};
 }
 
+Result<KvRestored> Slot::restore(const Recipe& recipe, const std::string& path, const std::string& salt) {
+  std::unique_ptr<KvSession> kv;
+  const bool other = !(recipe == session_->kv().recipe());
+  if (other) {
+    LONGKV_ASSIGN(kv, session_->make_kv(recipe));
+    session_->exchange_kv(kv);
+  }
+  auto restored = restore_session(*session_, path);
+  if (restored.ok()) {
+    recipe_ = recipe.canonical();
+    salt_ = salt;
+  } else if (other) {
+    session_->exchange_kv(kv);
+  }
+  return restored;
+}
+
 void Slot::erase() {
   (void)session_->truncate(0);  // an empty sequence is always possible
   salt_.clear();

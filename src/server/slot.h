@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/kv_file.h"
 #include "engine/prefix_cache.h"
 #include "engine/session.h"
 #include "sample/sampler.h"
@@ -78,8 +79,10 @@ class Slot {
   // While idle: forgets everything held, and puts another recipe in place, which forgets too unless it is the same.
   void erase();
   Status use_recipe(const Recipe& recipe);
+  // While idle: puts what a KV file holds in place, under the recipe that it was saved with. After an error the slot
+  // holds what it held. Errors: see restore_session().
+  Result<KvRestored> restore(const Recipe& recipe, const std::string& path, const std::string& salt);
   // Who may share what is held now.
-  void set_salt(std::string salt) { salt_ = std::move(salt); }
   const std::string& salt() const { return salt_; }
 
  private:

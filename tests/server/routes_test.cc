@@ -1,6 +1,7 @@
 // Every route of a running server: what it answers, whole and as a stream.
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 
 #include "harness.h"
 
@@ -214,8 +215,14 @@ TEST(Routes, SlotsAreSavedAndRestored) {
     for (const char* bad : {"../book.kv", "/etc/passwd", ".hidden", "a/b", "", "a b"})
       EXPECT_EQ(server.post("/slots/0?action=save", json{{"filename", bad}}).status, 400) << bad;
     EXPECT_EQ(server.post("/slots/0?action=save", json{{"filename", 5}}).status, 400);
-    EXPECT_EQ(server.post("/slots/0?action=restore", json{{"filename", "absent"}}).status / 100, 5);
-    // A file under another recipe is refused, and the slot still answers.
+    EXPECT_EQ(server.post("/slots/0?action=restore", json{{"filename", "absent"}}).status, 404);
+    // A file under another recipe is refused, as is one that is none; the slot holds what it held.
+    std::ofstream(folder + "/noise.kv") << std::string(5000, 'n');
+    EXPECT_EQ(server.post("/slots/0?action=restore", json{{"filename", "noise.kv"}}).status, 400);
+    EXPECT_EQ(server.post("/slots/0?action=restore", json{{"filename", "book.kv"}, {"kv", "quest"}}).status, 400);
+    const json kept = server.post("/v1/completions", completion(prompt, {{"id_slot", 0}})).parsed();
+    EXPECT_EQ(kept["choices"], first["choices"]);
+    EXPECT_EQ(kept["usage"]["prompt_tokens_details"]["cached_tokens"], 288);
     EXPECT_EQ(server.post("/slots/1?action=restore", json{{"filename", "book.kv"}, {"kv", "quest"}}).status, 400);
     EXPECT_EQ(server.post("/v1/completions", completion(prompt, {{"id_slot", 1}})).parsed()["choices"],
               first["choices"]);
