@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <utility>
 
 namespace longkv {
 
@@ -81,6 +83,35 @@ void keep_typical(std::vector<Candidate>& c, float typical) {
   c = std::move(kept);
 }
 
+// The greatest of all logits, of equal ones the first, without a list of candidates; nullopt where biases make that
+// more than a few comparisons.
+std::optional<Candidate> greatest(std::span<const float> logits, std::span<const std::pair<int32_t, float>> biases) {
+  constexpr size_t kMostBiases = 8;
+  if (biases.size() > kMostBiases) return std::nullopt;
+  // Several maxima side by side, which compilers turn into vectors.
+  constexpr size_t kLanes = 16;
+  float most[kLanes];
+  std::fill_n(most, kLanes, logits.front());
+  size_t i = 0;
+  for (; i + kLanes <= logits.size(); i += kLanes) {
+    for (size_t l = 0; l < kLanes; ++l) most[l] = logits[i + l] > most[l] ? logits[i + l] : most[l];
+  }
+  for (; i < logits.size(); ++i) most[0] = std::max(most[0], logits[i]);
+  const auto at = std::find(logits.begin(), logits.end(), *std::max_element(most, most + kLanes));
+  Candidate best{int32_t(at - logits.begin()), *at};
+  const Candidate unbiased = best;
+  for (size_t b = 0; b < biases.size(); ++b) {
+    const auto [id, bias] = biases[b];
+    const bool twice =
+        std::any_of(biases.begin(), biases.begin() + long(b), [&](const auto& o) { return o.first == id; });
+    if (twice || id == unbiased.id) return std::nullopt;
+    if (size_t(id) >= logits.size()) continue;
+    const Candidate lifted{id, logits[size_t(id)] + bias};
+    if (before(lifted, best)) best = lifted;
+  }
+  return best;
+}
+
 }  // namespace
 
 Sampler::Sampler(SamplingParams params) : params_(std::move(params)), random_(params_.seed) {}
@@ -148,20 +179,11 @@ void Sampler::apply(SamplerStage stage) {
 }
 
 int32_t Sampler::sample(std::span<const float> logits) {
-  if (params_.temperature <= 0.0f && params_.logit_bias.empty() && !penalises()) {
-    // The greatest logit, of equal ones the first. Several maxima side by side, which compilers turn into vectors.
-    constexpr size_t kLanes = 16;
-    float most[kLanes];
-    std::fill_n(most, kLanes, logits.front());
-    size_t i = 0;
-    for (; i + kLanes <= logits.size(); i += kLanes) {
-      for (size_t l = 0; l < kLanes; ++l) most[l] = logits[i + l] > most[l] ? logits[i + l] : most[l];
+  if (params_.temperature <= 0.0f && !penalises()) {
+    if (const auto best = greatest(logits, params_.logit_bias)) {
+      candidates_.assign(1, *best);
+      return best->id;
     }
-    for (; i < logits.size(); ++i) most[0] = std::max(most[0], logits[i]);
-    const auto best = std::find(logits.begin(), logits.end(), *std::max_element(most, most + kLanes));
-    const auto id = int32_t(best - logits.begin());
-    candidates_.assign(1, {id, *best});
-    return id;
   }
   candidates_.resize(logits.size());
   for (size_t i = 0; i < logits.size(); ++i) candidates_[i] = {int32_t(i), logits[i]};

@@ -38,6 +38,23 @@ TEST(Sampler, GreedyTakesTheBestAndTheLowerIdOnTies) {
       if (at + 3 < n) logits[at + 3] = -1.0f;
       EXPECT_EQ(s.sample(logits), int32_t(at)) << n;
       EXPECT_EQ(s.candidates().front().logit, -1.0f);
+      // Biases: on the best, on another, on both, twice on one.
+      const auto other = int32_t((at + 1) % n);
+      for (const std::vector<std::pair<int32_t, float>>& biases :
+           {std::vector<std::pair<int32_t, float>>{{int32_t(at), -5.0f}},
+            {{other, 30.0f}},
+            {{other, 30.0f}, {other, -60.0f}},
+            {{int32_t(at), -INFINITY}, {other, -INFINITY}},
+            {{other, 1.5f}, {int32_t(n) + 7, 99.0f}}}) {
+        std::vector<float> sums = logits;
+        for (const auto& [id, bias] : biases) {
+          if (size_t(id) < n) sums[size_t(id)] += bias;
+        }
+        SamplingParams biased = p;
+        biased.logit_bias = biases;
+        EXPECT_EQ(Sampler(biased).sample(logits), std::max_element(sums.begin(), sums.end()) - sums.begin())
+            << n << " " << at;
+      }
     }
   }
 }
