@@ -46,8 +46,8 @@ __device__ __forceinline__ uint32_t tile_offset(int row, int chunk) {
   return uint32_t(row * (kDim * 2) + (chunk ^ turn) * 16);
 }
 
-// Rows [first, first + kRows) of one head to a tile; rows before 0 and from `end` on are zero.
-template <int kDim, int kRows>
+// Rows [first, first + kRows) of one head to a tile; rows from `end` on, and with kFront those before 0, are zero.
+template <int kDim, int kRows, bool kFront = false>
 __device__ __forceinline__ void load_tile(uint32_t tile, const uint8_t* base, int64_t row_stride, int64_t first,
                                           int64_t end) {
   constexpr int kChunks = kDim / 8;
@@ -56,7 +56,7 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const uint8_t* base, in
   for (int i = 0; i < kRows * kChunks / (kWarps * 32); ++i) {
     const int at = i * kWarps * 32 + int(threadIdx.x);
     const int row = at / kChunks, chunk = at % kChunks;
-    const bool there = first + row >= 0 && first + row < end;
+    const bool there = (!kFront || first + row >= 0) && first + row < end;
     copy16(tile + tile_offset<kDim>(row, chunk), base + (there ? first + row : 0) * row_stride + chunk * 16, there);
   }
 }
@@ -94,16 +94,16 @@ __global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p
   constexpr int kPerBlock = kPromptBlock / kBlockK;
   const int64_t list = head * p.lists.query_blocks + q_block;
   const int32_t* listed = p.lists.blocks + list * p.lists.most;
-  const int64_t key_tiles =
-      kListed ? int64_t(p.lists.count[list]) * kPerBlock : (key_end - key_begin + kBlockK - 1) / kBlockK;
-  const auto key_of = [&](int64_t tile) {
-    if (!kListed) return key_begin + tile * kBlockK;
-    return int64_t(listed[tile / kPerBlock]) * kPromptBlock + tile % kPerBlock * kBlockK;
+  const int key_tiles = kListed ? p.lists.count[list] * kPerBlock : 0;
+  // The tile of keys after the one at `key`; of a list, its number `tile`. key_end: there is none.
+  const auto next_key = [&](int64_t key, int tile) {
+    if (!kListed) return key + kBlockK;
+    return tile < key_tiles ? int64_t(listed[tile / kPerBlock]) * kPromptBlock + tile % kPerBlock * kBlockK : key_end;
   };
 
-  load_tile<kDim, kBlockQ>(q_tile, reinterpret_cast<const uint8_t*>(p.a.q + int64_t(head) * kDim),
-                           int64_t(p.a.heads) * kDim * 2, q_first, p.n);
-  load_tile<kDim, kBlockK>(k_tile, keys, kDim * 2, key_of(0), key_end);
+  load_tile<kDim, kBlockQ, kListed>(q_tile, reinterpret_cast<const uint8_t*>(p.a.q + int64_t(head) * kDim),
+                                    int64_t(p.a.heads) * kDim * 2, q_first, p.n);
+  load_tile<kDim, kBlockK>(k_tile, keys, kDim * 2, kListed ? next_key(0, 0) : key_begin, key_end);
   copies_commit();
 
   float out[kTiles][kChannelTiles][4] = {};
@@ -113,8 +113,8 @@ __global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p
   const float scale = p.a.scale * kLog2E;
   const int64_t my_first = p.first + q_first + warp * kTiles * 16 + lane / 4;  // position of row 0 of tile 0
 
-  for (int64_t tile = 0; tile < key_tiles; ++tile) {
-    const int64_t key = key_of(tile);
+  int tile = 0;
+  for (int64_t key = kListed ? next_key(0, 0) : key_begin; key < key_end; key = next_key(key, ++tile)) {
     copies_wait<0>();
     __syncthreads();
     load_tile<kDim, kBlockK>(v_tile, values, kDim * 2, key, key_end);
@@ -188,7 +188,8 @@ __global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p
 
     copies_wait<0>();
     __syncthreads();
-    if (tile + 1 < key_tiles) load_tile<kDim, kBlockK>(k_tile, keys, kDim * 2, key_of(tile + 1), key_end);
+    const int64_t next = next_key(key, tile + 1);
+    if (next < key_end) load_tile<kDim, kBlockK>(k_tile, keys, kDim * 2, next, key_end);
     copies_commit();
 
 #pragma unroll

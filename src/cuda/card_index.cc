@@ -93,6 +93,16 @@ Status CardIndex::create_coarse(CardMemory& memory, const Recipe& r, int64_t cap
   return {};
 }
 
+// The arithmetic of choice.cuh. A chosen block may share some rows with sinks and tail: they are counted twice.
+int64_t CardIndex::rows_attended(int64_t tokens) const {
+  if (tokens <= rules_.budget) return tokens;
+  const int64_t sink = std::min(rules_.sink, tokens);
+  const int64_t tail = std::max(sink, std::min(tokens - std::max<int64_t>(rules_.local, 1), tokens / block_ * block_));
+  const int64_t left = std::max<int64_t>(1, rules_.budget - sink - (tokens - tail));
+  const int64_t blocks = tail > sink ? ceil_div(tail, block_) - sink / block_ : 0;
+  return std::min(tokens, sink + std::min(std::max<int64_t>(1, left / block_), blocks) * block_ + tokens - tail);
+}
+
 int64_t CardIndex::scan_bytes(int64_t tokens) const {
   if (!coarse_.empty()) {
     const int64_t factor = rules_.among.factor, coarse = tokens / (block_ * factor), fine = tokens / block_;

@@ -25,7 +25,8 @@ class CardIndex {
   const card::ChoiceRules& rules() const { return rules_; }
   int64_t block() const { return block_; }
   int64_t list_tiles() const { return list_.stride; }
-  int64_t scan_bytes(int64_t tokens) const;  // that one layer's scan reads
+  int64_t scan_bytes(int64_t tokens) const;     // that one layer's scan reads
+  int64_t rows_attended(int64_t tokens) const;  // of a KV head by a token that sees so many
 
   // Rows [begin, end) of the layer are in kv.
   Status update(int layer, const card::CardKv& kv, int64_t begin, int64_t end, cudaStream_t stream) const;

@@ -300,7 +300,7 @@ void CardSession::count_step() {
     const int64_t window = c.window.empty() ? 0 : c.window[size_t(l)];
     int64_t rows = window > 0 ? std::min(tokens_, window) : tokens_;
     if (selects(l) && rows > index_->rules().budget) {
-      rows = index_->rules().budget;
+      rows = index_->rows_attended(tokens_);
       stats_.index_bytes += index_->scan_bytes(tokens_);
       ++stats_.selections;
     }

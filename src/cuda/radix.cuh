@@ -89,9 +89,9 @@ __device__ __forceinline__ void find_bin(const int* bins, int wanted, FoundBin& 
   }
 }
 
-// Larger key, larger score; NaN last.
+// Larger key, larger score; both zeros are equal, NaN last.
 __device__ __forceinline__ uint32_t order_key(float x) {
-  const uint32_t bits = __float_as_uint(x);
+  const uint32_t bits = __float_as_uint(x + 0.0f);
   if (x != x) return 0;
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
