@@ -84,11 +84,13 @@ for step in $steps; do
       echo "smallest --vram: $least"
       answer --vram "$least"
       ;;
-    layer1m)  # one layer of the shape: times 32 for the whole
-      [ -s "$model.1" ] || "$dir/synthetic_model" $shape "$model.1" q4_0 1
+    layer1m)  # one layer of the shape, and two read sparsely: their difference is a layer without embeddings
+      for layers in 1 2; do
+        [ -s "$model.$layers" ] || "$dir/synthetic_model" $shape "$model.$layers" q4_0 $layers
+        bench 60 "$model.$layers" -p 1M -n 0 -r 1 --no-warmup --kv-place hybrid --vram 23G \
+          --kv "prefill=block_sparse(blocks=820,dense_layers=0) + $(choose 16384 q8_0)"
+      done
       bench 90 "$model.1" -p 1M -n 0 -r 1 --no-warmup --kv "$(choose 16384 q8_0)" --kv-place hybrid --vram 23G
-      bench 60 "$model.1" -p 1M -n 0 -r 1 --no-warmup --kv-place hybrid --vram 23G \
-        --kv "prefill=block_sparse(blocks=820,dense_layers=0) + $(choose 16384 q8_0)"
       ;;
     *) echo "no such step: $step" && failed=1 ;;
   esac
