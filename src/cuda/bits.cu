@@ -135,26 +135,47 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(ScanArgs p) {
   }
   const float unit = p.scale * kLog2E;
   const int64_t base = kv_head * bits.capacity * bits.block;
-  float top[2] = {kMinusInfinity, kMinusInfinity}, sum[2] = {0.0f, 0.0f};  // of heads 2 c and 2 c + 1
+  struct Tile {
+    uint32_t codes[2][kLaneWords], sizes[2][kLaneWords];
+  };
+  const auto load = [&](int64_t token) {
+    Tile tile;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int64_t at = (base + token + g + 8 * r) * kWords;
+#pragma unroll
+      for (int w = 0; w < kLaneWords; ++w) {
+        const int word = kDim == 64 ? c / 2 : c * kLaneWords + w;
+        tile.codes[r][w] = __ldcs(bits.codes + at + word);
+        tile.sizes[r][w] = bits.magnitudes[at + word];
+      }
+    }
+    return tile;
+  };
+  // Exponentials count from `top`, which follows the scores only when one is far above it. Of heads 2 c and 2 c + 1.
+  constexpr float kFar = 40.0f;
+  float top[2] = {kMinusInfinity, kMinusInfinity}, sum[2] = {0.0f, 0.0f};
   const int64_t stride = int64_t(gridDim.x) * (kThreads / 32);
-  for (int64_t b = choice.begin + int64_t(blockIdx.x) * (kThreads / 32) + warp; b < choice.end; b += stride) {
-    float best[2] = {kMinusInfinity, kMinusInfinity}, mass[2] = {0.0f, 0.0f};
-    for (int64_t t = b * bits.block; t < (b + 1) * bits.block; t += 16) {
-      uint32_t codes[2][kLaneWords], sizes[2][kLaneWords];
+  int64_t b = choice.begin + int64_t(blockIdx.x) * (kThreads / 32) + warp;
+  Tile next = b < choice.end ? load(b * bits.block) : Tile{};
+  for (; b < choice.end; b += stride) {
+    float mass[2] = {0.0f, 0.0f};
+    for (int t = 0; t < bits.block; t += 16) {
+      Tile tile = next;
+      // The tile that follows is on its way meanwhile.
+      const bool same = t + 16 < bits.block;
+      next = load(same ? b * bits.block + t + 16 : min(b + stride, choice.end - 1) * bits.block);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int64_t at = (base + t + g + 8 * r) * kWords;
 #pragma unroll
         for (int w = 0; w < kLaneWords; ++w) {
-          const int word = kDim == 64 ? c / 2 : c * kLaneWords + w;
-          uint32_t code = ~__ldcs(bits.codes + at + word);  // set: negative
+          uint32_t code = ~tile.codes[r][w];  // set: negative
           if (kDim == 64) {
             const uint32_t half = c % 2 == 0 ? code : code >> 16;
             code = (half & 0xffu) | (half & 0xff00u) << 8;
           }
-          codes[r][w] = code;
-          const uint32_t size = bits.magnitudes[at + word];
-          sizes[r][w] = size | size << 16;
+          tile.codes[r][w] = code;
+          tile.sizes[r][w] |= tile.sizes[r][w] << 16;
         }
       }
       float s[4] = {};
@@ -165,33 +186,39 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(ScanArgs p) {
         for (int i = 0; i < 2; ++i) {
           const int pair = 2 * step + i, w = kDim == 64 ? 0 : pair / 16, bit = kDim == 64 ? pair : pair % 16;
 #pragma unroll
-          for (int r = 0; r < 2; ++r) a[2 * i + r] = sizes[r][w] ^ (codes[r][w] << (15 - bit) & 0x80008000u);
+          for (int r = 0; r < 2; ++r) a[2 * i + r] = tile.sizes[r][w] ^ (tile.codes[r][w] << (15 - bit) & 0x80008000u);
         }
         mma(s, a, q[step][0], q[step][1], static_cast<const __half*>(nullptr));
       }
       // s: tokens g and g + 8 of heads 2 c and 2 c + 1.
+      const float most[2] = {fmaxf(s[0], s[2]) * unit, fmaxf(s[1], s[3]) * unit};
+      if (__any_sync(kAllLanes, most[0] > top[0] + kFar || most[1] > top[1] + kFar)) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          float best = most[h];
+#pragma unroll
+          for (int step = 4; step < 32; step *= 2) best = fmaxf(best, __shfl_xor_sync(kAllLanes, best, step));
+          if (best <= top[h]) continue;
+          const float keep = exp2_fast(top[h] - best);
+          mass[h] *= keep, sum[h] *= keep;
+          top[h] = best;
+        }
+      }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float x = s[h] * unit, y = s[2 + h] * unit;
-        float most = fmaxf(x, y);
-#pragma unroll
-        for (int step = 4; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, step));
-        const float next = fmaxf(best[h], most);
-        float all = next == kMinusInfinity ? 0.0f : exp2_fast(x - next) + exp2_fast(y - next);
+        float all = exp2_fast(s[h] * unit - top[h]) + exp2_fast(s[2 + h] * unit - top[h]);
 #pragma unroll
         for (int step = 4; step < 32; step *= 2) all += __shfl_xor_sync(kAllLanes, all, step);
-        mass[h] = next == kMinusInfinity ? 0.0f : mass[h] * exp2_fast(best[h] - next) + all;
-        best[h] = next;
+        mass[h] += all;
       }
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float value = mass[h] > 0.0f ? best[h] + __log2f(mass[h]) : kMinusInfinity;
-      if (g == 0 && 2 * c + h < heads)
-        p.scratch.masses[int64_t(kv_head * p.group + first_head + 2 * c + h) * bits.capacity + b] = value;
-      const float next = fmaxf(top[h], value);
-      if (next != kMinusInfinity) sum[h] = sum[h] * exp2_fast(top[h] - next) + exp2_fast(value - next);
-      top[h] = next;
+      if (g == 0 && 2 * c + h < heads) {
+        p.scratch.masses[int64_t(kv_head * p.group + first_head + 2 * c + h) * bits.capacity + b] =
+            mass[h] > 0.0f ? top[h] + __log2f(mass[h]) : kMinusInfinity;
+      }
+      sum[h] += mass[h];
     }
   }
   if (g == 0) {
