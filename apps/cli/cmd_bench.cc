@@ -58,7 +58,7 @@ Result<std::vector<int64_t>> parse_list(const std::string& text, const std::stri
     const std::string item = text.substr(begin, comma - begin);
     begin = comma + 1;
     const size_t dash = item.find('-');
-    if (dash == std::string::npos) {
+    if (dash == std::string::npos || dash == 0) {
       LONGKV_ASSIGN(const int64_t v, number(item));
       values.push_back(v);
       continue;

@@ -10,7 +10,9 @@
 #include "base/bandwidth.h"
 #include "base/cpu.h"
 #include "base/error.h"
+#include "base/inputs.h"
 #include "base/log.h"
+#include "base/print_line.h"
 #include "card.h"
 #include "help.h"
 #include "interrupt.h"
@@ -35,7 +37,7 @@ double read_bandwidth(ThreadPool& pool) {
 int report(const Status& status) {
   if (status.ok()) return 0;
   if (pipe_was_closed()) return 1;  // the reader has what it wanted
-  std::fprintf(stderr, "error: %s\n", status.message().c_str());
+  print_line("error: " + status.message());
   return status.code() == Code::kInvalidArgument ? 2 : 1;
 }
 
@@ -130,6 +132,7 @@ Result<std::string> read_file(const std::string& path, uint64_t limit) {
   const std::unique_ptr<FILE, int (*)(FILE*)> opened(path == "-" ? nullptr : std::fopen(path.c_str(), "rbe"),
                                                      [](FILE* f) { return f == nullptr ? 0 : std::fclose(f); });
   FILE* in = path == "-" ? stdin : opened.get();
+  if (in != nullptr && in != stdin) note_input(path);
   if (in == nullptr) return fail(Code::kIo, "cannot open '{}': {}", path, std::strerror(errno));
   std::string text;
   char buffer[1 << 16];
@@ -259,6 +262,11 @@ Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
     return fail(Code::kInvalidArgument, "this shows what the CPU needs; leave -ngl, --device and --kv-place out");
   }
   if (must_fit && !(opened.card && opened.card_kv)) LONGKV_TRY(check_plan(plan));
+  const int dense = opened.recipe.select.dense_layers, layers = int(opened.model->config().layers);
+  if (!opened.recipe.select.all && dense >= layers) {
+    LONGKV_TRY(
+        notice(fmt::format("dense_layers={} of a model of {} layers: no layer chooses what it reads", dense, layers)));
+  }
   if (opened.context > opened.model->config().context) {
     LONGKV_TRY(
         notice(fmt::format("the context of {} tokens is beyond the {} that the model was trained for; quality may fall",

@@ -1,5 +1,7 @@
 #include "interrupt.h"
 
+#include <unistd.h>
+
 #include <csignal>
 #include <initializer_list>
 
@@ -20,9 +22,18 @@ void on_signal(int signal) {
   }
 }
 
+// A mapped model or state whose file shrank under the process: the pages are gone, nothing can go on.
+void on_bus_error(int) {
+  static constexpr char kText[] =
+      "error: a mapped file (the model or a KV file) was cut or could not be read while in use\n";
+  if (::write(STDERR_FILENO, kText, sizeof(kText) - 1) < 0) ::_exit(1);
+  ::_exit(1);
+}
+
 }  // namespace
 
 void prepare_signals() {
+  std::signal(SIGBUS, on_bus_error);
   g_pipe_ignored = std::signal(SIGPIPE, SIG_IGN) == SIG_IGN;
   std::signal(SIGXFSZ, SIG_IGN);
 }

@@ -4,14 +4,29 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
+#include <string_view>
 
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "engine/kv_file.h"
 #include "help.h"
+#include "kv/file/format.h"
 
 namespace longkv::cli {
+
+namespace {
+
+// A state of longkv's, or an empty file that was made to become one.
+bool may_be_replaced(const std::string& path) {
+  char magic[sizeof(kKvFileMagic) - 1] = {};
+  std::ifstream file(path, std::ios::binary);
+  file.read(magic, sizeof(magic));
+  return file.gcount() == 0 || std::string_view(magic, sizeof(magic)) == kKvFileMagic;
+}
+
+}  // namespace
 
 void add_kv_state_options(CLI::App& command, KvStateOptions& o) {
   command.add_option("--kv-save", o.save, "Save the KV state to a file once the prompt was read");
@@ -28,6 +43,10 @@ Status check_kv_state(const KvStateOptions& o) {
     return fail(Code::kInvalidArgument,
                 "--prompt-cache saves and restores by itself; leave out --kv-save and --kv-restore");
   }
+  if (o.compress && o.save.empty() && o.cache.empty()) LONGKV_TRY(notice("--compress is ignored: nothing is saved"));
+  if (o.no_verify && o.restore.empty() && o.cache.empty()) {
+    LONGKV_TRY(notice("--no-verify is ignored: nothing is restored"));
+  }
   for (const std::string& path : {o.save, o.cache}) {
     if (!path.empty()) LONGKV_TRY(AtomicFile::create(path).status());
   }
@@ -43,7 +62,8 @@ Result<int64_t> restore_kv(const KvStateOptions& o, Session& session, std::span<
   options.verify = !o.no_verify;
   const auto restored = restore_session(session, path, options);
   if (!restored.ok()) {
-    if (!cache) return restored.status();
+    // Only a state of longkv's is replaced: anything else under that name was put there by someone.
+    if (!cache || !may_be_replaced(path)) return restored.status();
     LONGKV_TRY(notice(restored.status().message() + "; the whole prompt is read"));
     return int64_t(0);
   }

@@ -73,6 +73,8 @@ Result<std::optional<Chat>> choose_chat(const PromptOptions& o, const LoadedMode
   const Metadata& m = model.file().metadata();
   if (o.raw && template_chosen(o))
     return fail(Code::kInvalidArgument, "--raw and --chat-template contradict each other");
+  if (o.raw && !o.template_variables.empty())
+    return fail(Code::kInvalidArgument, "--raw has no template that --chat-template-kwargs could change");
   if (o.raw && !o.system.empty()) return fail(Code::kInvalidArgument, "--raw has no place for a system message");
   if (o.raw || (!template_chosen(o) && !m.has("tokenizer.chat_template"))) {
     if (!o.system.empty()) {

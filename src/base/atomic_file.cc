@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/inputs.h"
 
 namespace longkv {
 
@@ -61,10 +62,15 @@ Result<AtomicFile> AtomicFile::create(const std::string& path) {
   if (::stat(path.c_str(), &st) == 0) {
     if (S_ISDIR(st.st_mode)) return fail(Code::kIo, "cannot write '{}': it is a directory", path);
     if (!S_ISREG(st.st_mode)) {
-      file.fd_ = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+      // A pipe that nobody reads would block the open for ever.
+      file.fd_ = ::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+      if (file.fd_ < 0 && errno == ENXIO)
+        return fail(Code::kIo, "cannot write '{}': it is a pipe that nobody reads", path);
       if (file.fd_ < 0) return fail(Code::kIo, "cannot open '{}': {}", path, std::strerror(errno));
+      ::fcntl(file.fd_, F_SETFL, ::fcntl(file.fd_, F_GETFL) & ~O_NONBLOCK);
       return file;
     }
+    LONGKV_TRY(check_not_input(path));
     const std::unique_ptr<char, decltype(&std::free)> real(::realpath(path.c_str(), nullptr), &std::free);
     if (real) file.path_ = real.get();
   } else if (errno != ENOENT) {
@@ -131,6 +137,11 @@ Status AtomicFile::write(std::span<const uint8_t> bytes) {
 
 Status AtomicFile::commit(bool durable) {
   if (fd_ < 0) return fail(Code::kInternal, "commit of the finished file '{}'", path_);
+  // Again: what this run reads may have been opened since.
+  if (const Status free = replaces_ ? check_not_input(path_) : Status(); !free.ok()) {
+    discard();
+    return free;
+  }
   // Devices and pipes have nothing to flush.
   int error = !replaces_ || !durable || ::fsync(fd_) == 0 ? 0 : errno;
   if (error == 0 && replaces_ && temporary_.empty()) {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <fstream>
 #include <set>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -178,7 +179,27 @@ int default_threads() {
   return cores.empty() ? 1 : int(cores.size());
 }
 
+namespace {
+
+// The third-level caches that Linux shows, summed over those that are not shared; 0 where it shows none. A virtual
+// machine often has a part of the chip, while sysconf() counts all of it.
+long shown_l3_bytes() {
+  long total = 0;
+  std::set<std::string> counted;
+  for (int cpu = 0;; ++cpu) {
+    const std::string directory = fmt::format("/sys/devices/system/cpu/cpu{}/cache/index3/", cpu);
+    std::ifstream size(directory + "size"), shared(directory + "shared_cpu_list");
+    long kib = 0;
+    std::string cpus;
+    if (!(size >> kib) || !(shared >> cpus)) return total;
+    if (counted.insert(cpus).second) total += kib * 1024;
+  }
+}
+
+}  // namespace
+
 long last_level_cache_bytes() {
+  if (const long shown = shown_l3_bytes(); shown > 0) return shown;
   const long l3 = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
   if (l3 > 0) return l3;
   const long l2 = ::sysconf(_SC_LEVEL2_CACHE_SIZE);

@@ -42,7 +42,7 @@ Status set_active_isa(IsaLevel level);
 std::string cpu_model_name();
 // Physical cores of one NUMA node, the default thread count; at least 1.
 int default_threads();
-// Bytes of the last-level cache that one thread can use; 0 if unknown.
+// Bytes of all last-level caches that this machine shows; 0 if unknown.
 long last_level_cache_bytes();
 
 }  // namespace longkv

@@ -1,7 +1,8 @@
 #include "base/log.h"
 
 #include <atomic>
-#include <cstdio>
+
+#include "base/print_line.h"
 
 namespace longkv {
 
@@ -16,13 +17,13 @@ LogLevel log_level() { return g_level.load(std::memory_order_relaxed); }
 
 void log_line(LogLevel level, const std::string& text) {
   if (log_level() < level) return;
-  std::fprintf(stderr, "%s\n", text.c_str());
+  print_line(text);
 }
 
 Status notice(const std::string& text) {
   g_notices.fetch_add(1);
   if (g_strict.load()) return Status(Code::kInvalidArgument, text + " (an error because of --strict)");
-  std::fprintf(stderr, "note: %s\n", text.c_str());
+  print_line("note: " + text);
   return {};
 }
 

@@ -125,6 +125,10 @@ Status apply_overrides(const RopeOverrides& o, ModelConfig& c) {
     changed("scale", fmt::format("{}", c.rope.factor), fmt::format("{}", *o.factor));
     c.rope.factor = *o.factor;
   }
+  if (o.scaling && !o.factor && c.rope.factor == 1.0 && *o.scaling != RopeScaling::kNone &&
+      *o.scaling != RopeScaling::kLongRope) {
+    return fail(Code::kInvalidArgument, "--rope-scaling {} needs a factor: --rope-scale N", scaling_name(*o.scaling));
+  }
   if (o.original_context) {
     if (*o.original_context < 1) return fail(Code::kInvalidArgument, "--yarn-orig-ctx must be at least 1");
     if (c.rope.scaling != RopeScaling::kYarn && c.rope.scaling != RopeScaling::kLongRope) {

@@ -3,11 +3,14 @@
 #include <cmath>
 #include <utility>
 
+#include "base/inputs.h"
+
 namespace longkv {
 
 Result<std::shared_ptr<const LoadedModel>> LoadedModel::load(const std::string& path, const RopeOverrides& overrides) {
   auto model = std::make_shared<LoadedModel>();
   LONGKV_ASSIGN(model->file_, GgufFile::open(path));
+  note_input(path);
   auto config = read_model_config(model->file_, overrides);
   if (!config.ok()) return config.status().with_context(path);
   model->config_ = std::move(config).value();

@@ -172,9 +172,13 @@ void Sampler::apply(SamplerStage stage) {
       sort_candidates();
       keep_min_p(candidates_, params_.min_p);
       return;
-    case SamplerStage::kTemperature:
-      for (Candidate& c : candidates_) c.logit /= params_.temperature;
+    case SamplerStage::kTemperature: {
+      if (candidates_.empty()) return;
+      // By differences from the largest: quotients of a tiny temperature would overflow.
+      const float top = std::min_element(candidates_.begin(), candidates_.end(), before)->logit;
+      for (Candidate& c : candidates_) c.logit = (c.logit - top) / params_.temperature;
       return;
+    }
   }
 }
 

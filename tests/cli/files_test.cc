@@ -28,6 +28,55 @@ std::string empty_dir(const std::string& name) {
   return dir;
 }
 
+// Whatever a run reads, none of its outputs may replace.
+TEST(CliOutputFiles, NoInputIsWrittenOver) {
+  const std::string path = model(), text = write_temp("book.txt", std::string(300, 'a') + " end");
+  const std::string model_bytes = file_bytes(path), text_bytes = file_bytes(text);
+  const Args run{"run", "-m", path, "-q", "--raw", "-n", "1", "--temp", "0", "-f", text};
+  const Args cases[] = {
+      join(run, {"--stats", path}),
+      join(run, {"--stats", text}),
+      join(run, {"--kv-save", path}),
+      join(run, {"--kv-save", text}),
+      {"kv", "save", "-m", path, "-q", "--raw", "-f", text, "-o", path},
+      {"kv", "save", "-m", path, "-q", "--raw", "-f", text, "-o", text},
+      {"ppl", "-m", path, "-q", "-c", "64", "-f", text, "--kl-divergence-base", text},
+  };
+  for (const Args& args : cases) {
+    const Outcome outcome = longkv_program(args);
+    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+    EXPECT_NE(outcome.err.find("name another file for the output"), std::string::npos) << outcome.err;
+    EXPECT_EQ(file_bytes(path), model_bytes);
+    EXPECT_EQ(file_bytes(text), text_bytes);
+  }
+  // A prompt cache replaces states of longkv's alone.
+  EXPECT_EQ(longkv_program(join(run, {"--prompt-cache", path})).exit_code, 1);
+  const std::string other = write_temp("notes.txt", "what someone wrote");
+  EXPECT_EQ(longkv_program(join(run, {"--prompt-cache", other})).exit_code, 1);
+  EXPECT_EQ(file_bytes(other), "what someone wrote");
+  EXPECT_EQ(file_bytes(path), model_bytes);
+  EXPECT_TRUE(succeeds(longkv_program(join(run, {"--prompt-cache", write_temp("empty.kv", "")}))));
+}
+
+TEST(CliOutputFiles, APipeThatNobodyReadsIsRefused) {
+  const std::string pipe = temp_path("pipe");
+  fs::remove(pipe);
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_TRUE(refuses(longkv_program({"run", "-m", model(), "-q", "--raw", "-n", "1", "-p", "a", "--stats", pipe}), 1,
+                      "a pipe that nobody reads"));
+  EXPECT_TRUE(fs::is_fifo(pipe));
+}
+
+// A terminal would obey what a hostile file brings into a message.
+TEST(CliOutput, ControlCharactersOfFilesAreEscaped) {
+  const std::string gates = write_temp("gates.tsv", std::string("\x1b]0;title\x07\0more\n", 15));
+  const Outcome outcome =
+      longkv_program({"run", "-m", model(), "-q", "--raw", "-n", "1", "-p", "a", "--kv", "duo:gates=" + gates});
+  EXPECT_TRUE(refuses(outcome, 2, "\\x1b]0;title\\x07"));
+  EXPECT_NE(outcome.err.find("is not a number"), std::string::npos);
+  EXPECT_EQ(outcome.err.find('\x1b'), std::string::npos);
+}
+
 TEST(CliPromptFiles, WhatIsNoTextIsRefused) {
   const std::string path = model();
   struct Case {

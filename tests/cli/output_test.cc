@@ -86,7 +86,7 @@ TEST(CliOutput, StatsFileHoldsWhatTheRunCost) {
 TEST(CliOutput, BenchRows) {
   const std::string model = TinyModel().write("model.gguf");
   const Args base = join({"bench", "-m", model, "-r", "2", "-t", "1", "-p", "8,16", "-n", "2-4*2", "-pg", "4,2"},
-                         {"-d", "0,32", "--kv", "full,quest:block=16,budget=256"});
+                         {"-d", "0,32", "--kv", "full,quest:block=16,budget=256,dense_layers=1"});
   const Json rows = parsed(longkv_program(join(base, {"--json"})));
   ASSERT_EQ(rows.size(), 2u * 2 * (2 + 2 + 1));
   expect_fields(rows[2], {"build_commit",

@@ -151,6 +151,7 @@ TEST(Recipe, SmallestLegalBudgetIsLegal) {
 TEST(Recipe, MistakesAreNamedWithPositionAndHelp) {
   expect_refused("", {"position 1", "a preset or a stage"});
   expect_refused("quset", {"position 1", "unknown preset 'quset'", "ktransformers-preselect", "did you mean 'quest'?"});
+  expect_refused("snapkv:budget=512,keep_ratio=0.1", {"budget and keep_ratio", "give one"});
   expect_refused("quest:bugdet=3", {"position 7", "bugdet", "did you mean 'budget'?", "dense_layers"});
   expect_refused("quest:budget=lots", {"position 14", "budget='lots'", "whole number"});
   expect_refused("quest:budget=99999999999999999999G", {"out of range"});

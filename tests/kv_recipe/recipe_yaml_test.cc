@@ -68,7 +68,7 @@ TEST(RecipeYaml, MistakesHaveLineAndColumn) {
 }
 
 TEST(RecipeYaml, FilesThatCannotBeRead) {
-  expect_refused(load_recipe("/nowhere/x.yaml").status(), {"cannot open '/nowhere/x.yaml'"});
+  expect_refused(load_recipe("/nowhere/x.yaml").status(), {"cannot read '/nowhere/x.yaml': No such file"});
   EXPECT_EQ(load_recipe("/nowhere/x.yaml").status().code(), Code::kIo);
   EXPECT_FALSE(load_recipe("/").ok());
 }

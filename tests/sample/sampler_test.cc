@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <map>
 
 namespace longkv {
@@ -55,6 +56,18 @@ TEST(Sampler, GreedyTakesTheBestAndTheLowerIdOnTies) {
         EXPECT_EQ(Sampler(biased).sample(logits), std::max_element(sums.begin(), sums.end()) - sums.begin())
             << n << " " << at;
       }
+    }
+  }
+}
+
+TEST(Sampler, TheSmallestTemperaturesChooseAsGreedyDoes) {
+  for (const float temperature : {1e-6f, 1e-36f, 1e-40f, std::numeric_limits<float>::denorm_min()}) {
+    for (uint32_t seed = 1; seed <= 5; ++seed) {
+      SamplingParams p = neutral();
+      p.temperature = temperature;
+      p.seed = seed;
+      Sampler s(p);
+      EXPECT_EQ(s.sample(std::vector<float>{-7, 30, 29, 2}), 1) << temperature;
     }
   }
 }

@@ -17,6 +17,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/inputs.h"
 #include "base/virtual_array.h"
 #include "kv/codec/codec.h"
 #include "kv/index/bits_layout.h"
@@ -300,8 +301,8 @@ class BitsIndex final : public BlockIndex {
 
 // Lines "layer head channel channel ...", # starts a comment; every KV head of the layer once.
 Result<std::vector<std::vector<int32_t>>> read_channels(const IndexSpec& spec, const KvShape& shape) {
+  LONGKV_TRY(check_readable(spec.file));
   std::ifstream in(spec.file);
-  if (!in) return fail(Code::kIo, "{}: cannot be read; expected lines 'layer head channel channel ...'", spec.file);
   std::vector<std::vector<int32_t>> channels(size_t(shape.kv_heads));
   std::string line;
   for (int64_t number = 1; std::getline(in, line); ++number) {

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/inputs.h"
 #include "kv/keep/kinds.h"
 #include "kv/keep/rank.h"
 
@@ -19,8 +20,8 @@ constexpr int64_t kMaxGateBytes = int64_t{16} << 20;
 
 // The authors' full_attention_heads.tsv: a line per layer, a gate per KV head, [layers][kv_heads].
 Result<std::vector<double>> read_gates(const std::string& path, const KvShape& shape) {
+  LONGKV_TRY(check_readable(path));
   std::ifstream file(path);
-  if (!file) return fail(Code::kIo, "{}: cannot be read", path);
   std::vector<double> gates;
   int64_t bytes = 0;
   int line_number = 0, rows = 0;

@@ -26,7 +26,7 @@ Status claim(RecipeStage stage, const RecipeWord& by, StageOwners& owners) {
   return {};
 }
 
-Status check_duplicates(const RecipePart& part) {
+Status check_params(const RecipePart& part) {
   for (size_t i = 0; i < part.params.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
       if (part.params[i].key.text == part.params[j].key.text) {
@@ -34,6 +34,15 @@ Status check_duplicates(const RecipePart& part) {
                     part.params[i].key.text, part.params[j].key.where);
       }
     }
+  }
+  // The canonical form writes the one that does not count as 0.
+  const auto amount = [&](std::string_view key) {
+    return std::any_of(part.params.begin(), part.params.end(),
+                       [&](const RecipeParam& p) { return p.key.text == key && p.value.text != "0"; });
+  };
+  if (amount("budget") && amount("keep_ratio")) {
+    return fail(Code::kInvalidArgument, "{}: budget and keep_ratio both say how much is kept; give one",
+                part.name.where);
   }
   return {};
 }
@@ -128,7 +137,7 @@ Result<Recipe> build_recipe(const std::vector<RecipePart>& parts) {
   Recipe recipe;
   StageOwners owners;
   for (const RecipePart& part : parts) {
-    LONGKV_TRY(check_duplicates(part));
+    LONGKV_TRY(check_params(part));
     if (part.preset) {
       LONGKV_TRY(apply_preset(part, owners, recipe));
       continue;

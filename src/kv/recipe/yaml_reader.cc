@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/inputs.h"
 
 namespace longkv {
 
@@ -129,8 +130,8 @@ Result<YamlDocument> read_yaml(std::string_view text) {
 }
 
 Result<std::string> read_settings_file(const std::string& path) {
+  LONGKV_TRY(check_readable(path));
   std::ifstream in(path, std::ios::binary);
-  if (!in) return fail(Code::kIo, "cannot open '{}'", path);
   std::string text(kMaxYamlBytes + 1, '\0');
   in.read(text.data(), std::streamsize(text.size()));
   if (in.bad() || (in.gcount() == 0 && !in.eof())) return fail(Code::kIo, "cannot read '{}'", path);
