@@ -71,14 +71,19 @@ Result<std::vector<int32_t>> window_tokens(const PplOptions& o, const Tokenizer&
   return ids;
 }
 
-// Full attention: the window in one prompt. Any other recipe acts on decoding, so there the scored half is fed token
+// Whether a prompt attends what decoding would: no rows are chosen, dropped or encoded when it ends.
+bool reads_as_it_decodes(const Recipe& recipe) {
+  return recipe.select.all && !recipe.keep.evicts() && !store_regions(recipe.store, recipe.mask).on;
+}
+
+// The window in one prompt where that shows the recipe. Others act on decoding, so there the scored half is fed token
 // by token; that is what the recipe's user gets.
 Status score_window(Session& session, std::span<const int32_t> ids, int64_t vocab, const std::atomic<bool>* cancel,
                     Scores& scores) {
   const int64_t n = int64_t(ids.size());
   const int64_t first = n / 2;
   LONGKV_TRY(session.truncate(0));
-  if (session.kv().recipe().select.all && !session.kv().recipe().keep.evicts()) {
+  if (reads_as_it_decodes(session.kv().recipe())) {
     Status failed;
     LONGKV_TRY(session.prefill(
         ids, {}, cancel,
@@ -196,8 +201,8 @@ Status run_ppl(const PplOptions& o) {
       LONGKV_ASSIGN(scores.writer, LogitsWriter::create(o.base_file, window, vocab, ids));
     }
   }
-  const bool batched = opened.recipe.select.all && !opened.recipe.keep.evicts();
-  log_info("scoring {}: {}", batched ? "in batches (full attention)" : "token by token under the recipe",
+  log_info("scoring {}: {}",
+           reads_as_it_decodes(opened.recipe) ? "every window as one prompt" : "token by token under the recipe",
            opened.recipe.canonical());
   LONGKV_ASSIGN(const auto session, make_session(opened));
   const std::atomic<bool>* cancel = install_interrupt_flag();

@@ -64,6 +64,23 @@ TEST(CliOutput, EveryCommandPrintsItsFieldsAsJson) {
   EXPECT_GT(ppl["perplexity"], 1.0);
 }
 
+// Reading a window as one prompt would show full attention: these recipes act on rows of the past only.
+TEST(CliOutput, PerplexityOfWhatActsOnDecodingIsThatOfDecoding) {
+  const std::string text = scored_text();
+  const auto perplexity = [&](const std::string& kv) {
+    const Json j = parsed(longkv_program(
+        {"ppl", "-m", needle(), "-q", "-t", "1", "-f", text, "-c", "256", "--chunks", "1", "--kv", kv, "--json"}));
+    return j.value("perplexity", 0.0);
+  };
+  const double full = perplexity("full"), fed = perplexity("quest:budget=2048");
+  EXPECT_NEAR(fed, full, 0.01 * full) << "a budget for every row, token by token";
+  for (const std::string kv : {"kivi2:window=32", "think:window=32", "q4:window=32", "streaming:budget=64"}) {
+    const double found = perplexity(kv);
+    EXPECT_NE(found, full) << kv;
+    EXPECT_GT(std::abs(found - fed), 1e-3 * fed) << kv;
+  }
+}
+
 TEST(CliOutput, NamesThatAreNotUtf8StayValidJson) {
   const std::string path = temp_path("mod\xffl.gguf");
   std::ofstream(path, std::ios::binary) << file_bytes(TinyModel().write("model.gguf"));
