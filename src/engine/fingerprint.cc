@@ -102,7 +102,7 @@ std::string describe(const RopeConfig& rope) {
 
 std::string hash_files(const Recipe& recipe) {
   Hash hash;
-  for (const std::string& path : {recipe.mask.mask, recipe.keep.gates, recipe.index.file}) {
+  for (const std::string& path : {recipe.mask.mask, recipe.keep.gates, recipe.index.file, recipe.prefill.file}) {
     if (path.empty()) continue;
     std::ifstream in(path, std::ios::binary);
     std::ostringstream content;

@@ -8,8 +8,8 @@
 namespace longkv {
 
 // Lines "name: value": model and a hash of its metadata, tensor directory and sampled weights, tokenizer, RoPE as it is
-// used for the session's context, attention, shape, the recipe with a hash of the files that it names, products and
-// chunk size. Reads a few pages of each tensor the first time; the result for a model is kept.
+// used for the session's context, attention, shape, the recipe with a hash of the files that it names, products. Reads
+// a few pages of each tensor the first time; the result for a model is kept.
 std::string session_fingerprint(const Session& session);
 
 // Empty when equal; else what differs, as "the file has ..., this run has ...".

@@ -9,6 +9,7 @@
 
 #include "base/atomic_file.h"
 #include "kv_file/harness.h"
+#include "prefill/assignment.h"
 
 namespace longkv {
 namespace {
@@ -146,6 +147,23 @@ TEST_F(Damage, OtherSettingsAreRefusedByName) {
   const auto turned = LoadedModel::load(test::tiny_model("llama"), rope);
   ASSERT_TRUE(turned.ok());
   has(refused(*make(*turned, "full", pool)), "'rope: ");
+}
+
+// A recipe names its files by their paths; what they hold decides the rows.
+TEST_F(Damage, AnotherAssignmentUnderTheSameNameIsRefused) {
+  const std::string path = test::temp_path("assignment.json");
+  const auto assign = [&](PrefillKind kind) {
+    const std::vector<HeadPattern> heads(size_t(model->config().heads), HeadPattern{kind, 64, 64});
+    write_bytes(path, write_assignment(PatternAssignment(size_t(model->config().layers), heads), {}));
+  };
+  const std::string kv = "minference:file=\"" + path + "\",dense_layers=0";
+  assign(PrefillKind::kAShape);
+  save(kv, 100);
+  EXPECT_TRUE(restore_session(*make(model, kv, pool), good).ok());
+  assign(PrefillKind::kVerticalSlash);
+  const auto refused = restore_session(*make(model, kv, pool), good);
+  EXPECT_EQ(refused.status().code(), Code::kInvalidArgument);
+  EXPECT_NE(refused.status().message().find("'kv-files: "), std::string::npos) << refused.status().message();
 }
 
 TEST_F(Damage, RandomRowsHaveNoTokensToSave) {
