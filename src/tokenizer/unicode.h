@@ -1,9 +1,10 @@
-// UTF-8 decoding and the character classes that pre-tokenizers distinguish.
+// The character classes that pre-tokenizers distinguish, and reading a text by them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
+
+#include "base/utf8.h"
 
 namespace longkv {
 
@@ -21,8 +22,6 @@ enum CharClass : uint8_t {
 
 // One class byte per code point, 0x110000 of them, expanded on first use.
 const uint8_t* char_class_table();
-// Version of Unicode that the table was generated from.
-const char* unicode_version();
 
 // One character of a text. Past the end: length 0 and no class bits.
 struct Char {
@@ -32,21 +31,6 @@ struct Char {
 
   bool is(unsigned bits) const { return (cls & bits) != 0; }
 };
-
-constexpr uint32_t kReplacementChar = 0xFFFD;
-
-// Decodes the character at bytes[0]; `available` > 0. A byte that begins no well-formed sequence (RFC 3629: no overlong
-// forms, surrogates or values above 10FFFF) counts as one U+FFFD of length 1, so that every byte of a text is covered.
-struct Utf8Char {
-  uint32_t code = 0;
-  uint8_t length = 0;
-  bool valid = true;
-};
-Utf8Char decode_utf8(const char* bytes, size_t available);
-
-// Number of leading bytes of `bytes` that may still become one well-formed character when more bytes follow;
-// 0 if the bytes are complete or can never become one. Used on a tail of at most 3 bytes.
-size_t incomplete_utf8(std::string_view bytes);
 
 // Reads characters of one segment; scanners never look outside of it.
 class CharReader {
@@ -75,7 +59,6 @@ class CharReader {
 };
 
 namespace unicode_detail {
-extern const char kVersion[];
 extern const size_t kRunCount;
 extern const uint32_t kRuns[];
 }  // namespace unicode_detail

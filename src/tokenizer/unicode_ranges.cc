@@ -4,7 +4,6 @@
 namespace longkv::unicode_detail {
 
 // clang-format off
-const char kVersion[] = "14.0.0";
 const size_t kRunCount = 3419;
 // First code point << 8 | class bits; a run ends where the next begins.
 const uint32_t kRuns[] = {
