@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "base/edit_distance.h"
+
 namespace longkv::cli {
 
 namespace {
@@ -23,23 +25,6 @@ bool is_short(std::string_view name) { return std::find(kShort.begin(), kShort.e
 std::string name_of(const std::string& argument) { return argument.substr(0, argument.find('=')); }
 
 bool takes_value(const CLI::Option& option) { return option.get_items_expected_min() > 0; }
-
-// Insertions, deletions, replacements and swaps of neighbours that turn one word into the other.
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> before(b.size() + 1), row(b.size() + 1), next(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    next[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      next[j] = std::min({row[j] + 1, next[j - 1] + 1, row[j - 1] + (a[i - 1] != b[j - 1])});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-        next[j] = std::min(next[j], before[j - 2] + 1);
-    }
-    before = row;
-    std::swap(row, next);
-  }
-  return row[b.size()];
-}
 
 // The candidate that the user most likely meant; empty when none is near. A word that begins or ends with a candidate's
 // letters, or the other way round, counts as one edit: "--temperature" for "--temp".

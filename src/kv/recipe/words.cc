@@ -1,10 +1,10 @@
 #include "kv/recipe/words.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 
 #include "base/checked.h"
+#include "base/edit_distance.h"
 #include "base/error.h"
 
 namespace longkv {
@@ -19,7 +19,7 @@ struct LaterWord {
   const char* nearest;
 };
 constexpr LaterWord kLater[] = {
-    {"asymkv", "streaming"},
+    {"asymkv", "normmass"},
     {"gpu", "place=cpu"},
     {"hybrid", "place=cpu"},
     {"disk", "place=cpu"},
@@ -29,24 +29,6 @@ std::string lower(std::string_view text) {
   std::string out(text.substr(0, kLongestWord));
   for (char& c : out) c = char(std::tolower(static_cast<unsigned char>(c)));
   return out;
-}
-
-// Edits (insert, delete, replace, swap neighbours) between two words of at most kLongestWord letters.
-size_t edit_distance(const std::string& a, const std::string& b) {
-  std::array<std::array<size_t, kLongestWord + 1>, 3> rows;
-  for (size_t j = 0; j <= b.size(); ++j) rows[0][j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    auto& row = rows[i % 3];
-    const auto& above = rows[(i - 1) % 3];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      row[j] = std::min({above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
-        row[j] = std::min(row[j], rows[(i - 2) % 3][j - 2] + 1);
-      }
-    }
-  }
-  return rows[a.size() % 3][b.size()];
 }
 
 }  // namespace
