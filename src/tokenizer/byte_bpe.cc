@@ -11,8 +11,7 @@ namespace {
 constexpr std::string_view kMergesKey = "tokenizer.ggml.merges";
 constexpr size_t kMaxMerges = size_t{1} << 25;
 
-}  // namespace
-
+// Appends the tokens of single bytes, or the unknown token once.
 Status append_bytes(const Vocabulary& vocabulary, std::string_view bytes, std::vector<int32_t>& ids) {
   const size_t before = ids.size();
   for (const char c : bytes) {
@@ -28,6 +27,23 @@ Status append_bytes(const Vocabulary& vocabulary, std::string_view bytes, std::v
       return {};
     }
     ids.push_back(id);
+  }
+  return {};
+}
+
+}  // namespace
+
+Status append_symbols(const Vocabulary& vocabulary, std::string_view word, std::span<const int32_t> symbols,
+                      std::span<const int32_t> lengths, std::vector<int32_t>& ids) {
+  size_t pos = 0;
+  for (size_t i = 0; i < symbols.size(); ++i) {
+    const auto length = static_cast<size_t>(lengths[i]);
+    if (vocabulary.valid(symbols[i])) {
+      ids.push_back(symbols[i]);
+    } else {
+      LONGKV_TRY(append_bytes(vocabulary, word.substr(pos, length), ids));
+    }
+    pos += length;
   }
   return {};
 }
@@ -108,17 +124,7 @@ Status ByteBpe::Encoder::encode_word(std::string_view word, std::vector<int32_t>
   lengths_.assign(word.size(), 1);
   for (size_t i = 0; i < word.size(); ++i) symbols_[i] = bpe_.byte_symbols_[static_cast<uint8_t>(word[i])];
   merger_.run(word, symbols_, lengths_);
-  size_t pos = 0;
-  for (size_t i = 0; i < symbols_.size(); ++i) {
-    const auto length = static_cast<size_t>(lengths_[i]);
-    if (symbols_[i] < vocabulary_.size()) {
-      ids.push_back(symbols_[i]);
-    } else {
-      LONGKV_TRY(append_bytes(vocabulary_, word.substr(pos, length), ids));
-    }
-    pos += length;
-  }
-  return {};
+  return append_symbols(vocabulary_, word, symbols_, lengths_, ids);
 }
 
 }  // namespace longkv

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -51,7 +52,9 @@ class ByteBpe {
   uint64_t merges_hash_ = 0;
 };
 
-// Appends the tokens of single bytes, or the unknown token once. Shared by both kinds of vocabulary.
-Status append_bytes(const Vocabulary& vocabulary, std::string_view bytes, std::vector<int32_t>& ids);
+// Appends what a word's merged symbols became, `lengths` in bytes: tokens as they are, any other symbol as the tokens
+// of its bytes, or as the unknown token once. Shared by both kinds of vocabulary.
+Status append_symbols(const Vocabulary& vocabulary, std::string_view word, std::span<const int32_t> symbols,
+                      std::span<const int32_t> lengths, std::vector<int32_t>& ids);
 
 }  // namespace longkv

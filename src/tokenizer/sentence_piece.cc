@@ -69,17 +69,7 @@ Status SentencePiece::Encoder::encode_word(std::string_view word, std::vector<in
     pos += length;
   }
   merger_.run(word, symbols_, lengths_);
-  size_t pos = 0;
-  for (size_t i = 0; i < symbols_.size(); ++i) {
-    const auto length = static_cast<size_t>(lengths_[i]);
-    if (symbols_[i] >= 0) {
-      ids.push_back(symbols_[i]);
-    } else {
-      LONGKV_TRY(append_bytes(vocabulary_, word.substr(pos, length), ids));
-    }
-    pos += length;
-  }
-  return {};
+  return append_symbols(vocabulary_, word, symbols_, lengths_, ids);
 }
 
 }  // namespace longkv
