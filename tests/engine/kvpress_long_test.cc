@@ -130,7 +130,7 @@ TEST(KvpressLong, SmolLM2KeepsTheSameRows) {
   for (const KvpressRecord& record : c->records) {
     for (const KvpressCut& cut : record.cuts) {
       const std::string keep = test::kvpress_keep(record, cut, n);
-      if (keep.empty()) continue;
+      if (keep.empty() || !record.repeat_ids.empty()) continue;
       const auto difference = compare_kept(*c, record, cut, replay(**model, *c, layers, keep, pool));
       EXPECT_EQ(difference.wrong, "");
       std::printf("%-26s without %.2f: %lld rows compared, %lld near-ties decided otherwise\n", record.name.c_str(),

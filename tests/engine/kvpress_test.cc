@@ -8,6 +8,7 @@
 #include "engine/session.h"
 #include "kv/keep/keep.h"
 #include "support/kvpress_golden.h"
+#include "support/kvpress_recipe.h"
 #include "support/paths.h"
 
 namespace longkv {
@@ -18,55 +19,6 @@ using test::KvpressCut;
 using test::KvpressGolden;
 using test::KvpressRecord;
 using Lists = std::vector<std::vector<std::vector<int64_t>>>;
-
-// The keep stage that has a press's settings; empty for presses that keep no rows or read the prompt again.
-std::string keep_of(const KvpressRecord& record, const KvpressCut& cut, int64_t n) {
-  const auto& p = record.parameters;
-  const auto kept = int64_t(double(n) * (1 - cut.ratio));
-  const auto snapkv = [&](const nlohmann::json& s) {
-    return fmt::format("window={},kernel={},pool=avg", s.at("window_size").get<int>(), s.at("kernel_size").get<int>());
-  };
-  const auto expected = [&](const nlohmann::json& s) {
-    return fmt::format("sink={},future={},covariance={},value_norm={},epsilon={}", s.at("n_sink").get<int>(),
-                       s.at("n_future_positions").get<int>(), s.at("use_covariance").get<bool>(),
-                       s.at("use_vnorm").get<bool>(), s.at("epsilon").get<double>());
-  };
-  // Below the window the press keeps an arbitrary part of it.
-  const auto below_window = [&](const nlohmann::json& s) { return kept <= s.at("window_size").get<int64_t>(); };
-  if (record.press == "StreamingLLMPress") {
-    const int sink = p.at("n_sink").get<int>();
-    return kept <= sink ? "" : fmt::format("keep=streaming(sink={},window={})", sink, kept - sink);
-  }
-  if (record.press == "TOVAPress") return fmt::format("keep=tova(budget={},sink=0)", kept);
-  if (record.press == "SnapKVPress") {
-    return below_window(p) ? "" : fmt::format("keep=snapkv(budget={},{})", kept, snapkv(p));
-  }
-  if (record.press == "PyramidKVPress") {
-    if (below_window(p)) return "";
-    return fmt::format("keep=pyramidkv(keep_ratio={},{},beta={},window_inside=true)", 1 - cut.ratio, snapkv(p),
-                       p.at("beta").get<int>());
-  }
-  if (record.press == "ObservedAttentionPress") {
-    return fmt::format("keep=h2o(budget={},recent=0,normalise=visible)", kept);
-  }
-  if (record.press == "ExpectedAttentionPress")
-    return fmt::format("keep=expected_attention(budget={},{})", kept, expected(p));
-  if (record.press == "KeyDiffPress") return fmt::format("keep=keydiff(budget={})", kept);
-  if (record.press == "KnormPress") return fmt::format("keep=knorm(budget={})", kept);
-  if (record.press == "AdaKVPress") {
-    const auto& inner = p.at("press");
-    const auto shared = fmt::format("budget={},mode=min,safeguard={}", kept, p.at("alpha_safeguard").get<double>());
-    if (inner.at("class") == "SnapKVPress") {
-      return below_window(inner) ? "" : fmt::format("keep=adakv(scorer=snapkv,{},{})", shared, snapkv(inner));
-    }
-    return fmt::format("keep=adakv(scorer=expected,{},window=0,{})", shared, expected(inner));
-  }
-  if (record.press == "KVzipPress" && !p.at("kvzip_plus_normalization").get<bool>()) {
-    return fmt::format("keep=kvzip(keep_ratio={},sink={},chunk={},layerwise={})", 1 - cut.ratio,
-                       p.at("n_sink").get<int>(), p.at("chunk_size").get<int>(), p.at("layerwise").get<bool>());
-  }
-  return "";
-}
 
 // The recording was made without a chat template, in tokens that its prompts name.
 SessionOptions with_repeats(SessionOptions options, const KvpressCase& c, const KvpressRecord& record) {
@@ -122,7 +74,7 @@ TEST(Kvpress, TinyModelsKeepTheSameRows) {
     for (const KvpressCase& c : golden.cases) {
       for (const KvpressRecord& record : c.records) {
         for (const KvpressCut& cut : record.cuts) {
-          const std::string keep = keep_of(record, cut, int64_t(c.ids.size()));
+          const std::string keep = test::kvpress_keep(record, cut, int64_t(c.ids.size()));
           if (keep.empty()) continue;
           auto session =
               Session::create(model, with_repeats(options_for(keep, int64_t(c.ids.size())), c, record), pool);
@@ -187,7 +139,7 @@ TEST(Kvpress, SmolLM2KeepsTheSameRows) {
   std::map<std::string, std::vector<AskingKeeper::Asked>> groups;  // by what they need of the prompt
   for (const KvpressRecord& record : c.records) {
     for (const KvpressCut& cut : record.cuts) {
-      const std::string keep = keep_of(record, cut, n);
+      const std::string keep = test::kvpress_keep(record, cut, n);
       if (keep.empty() || !record.repeat_ids.empty()) continue;
       auto keeper = make_keeper(options_for(keep, n).recipe.keep, config.kv_shape());
       ASSERT_TRUE(keeper.ok()) << keeper.status().message();
@@ -208,7 +160,8 @@ TEST(Kvpress, SmolLM2KeepsTheSameRows) {
   // What reads the prompt again needs a session of its own.
   const KvpressRecord& kvzip = c.find("kvzip");
   const KvpressCut& cut = kvzip.cuts.at(1);
-  auto session = Session::create(model, with_repeats(options_for(keep_of(kvzip, cut, n), n), c, kvzip), pool);
+  auto session =
+      Session::create(model, with_repeats(options_for(test::kvpress_keep(kvzip, cut, n), n), c, kvzip), pool);
   ASSERT_TRUE(session.ok()) << session.status().message();
   ASSERT_TRUE((*session)->prefill(c.ids).ok());
   Lists found;

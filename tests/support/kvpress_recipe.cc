@@ -21,13 +21,18 @@ std::string expected_fields(const nlohmann::json& p) {
 std::string kvpress_keep(const KvpressRecord& record, const KvpressCut& cut, int64_t n) {
   const nlohmann::json& p = record.parameters;
   const auto kept = int64_t(double(n) * (1 - cut.ratio));
+  // Below the window a press keeps an arbitrary part of it.
+  const auto below_window = [&](const nlohmann::json& s) { return kept <= s.at("window_size").get<int64_t>(); };
   if (record.press == "StreamingLLMPress") {
     const int sink = p.at("n_sink").get<int>();
-    return fmt::format("keep=streaming(sink={},window={})", sink, kept - sink);
+    return kept <= sink ? "" : fmt::format("keep=streaming(sink={},window={})", sink, kept - sink);
   }
   if (record.press == "TOVAPress") return fmt::format("keep=tova(budget={},sink=0)", kept);
-  if (record.press == "SnapKVPress") return fmt::format("keep=snapkv(budget={},{})", kept, snapkv_fields(p));
+  if (record.press == "SnapKVPress") {
+    return below_window(p) ? "" : fmt::format("keep=snapkv(budget={},{})", kept, snapkv_fields(p));
+  }
   if (record.press == "PyramidKVPress") {
+    if (below_window(p)) return "";
     return fmt::format("keep=pyramidkv(keep_ratio={},{},beta={},window_inside=true)", 1 - cut.ratio, snapkv_fields(p),
                        p.at("beta").get<int>());
   }
@@ -43,9 +48,13 @@ std::string kvpress_keep(const KvpressRecord& record, const KvpressCut& cut, int
     const nlohmann::json& scorer = p.at("press");
     const auto shared = fmt::format("budget={},mode=min,safeguard={}", kept, p.at("alpha_safeguard").get<double>());
     if (scorer.at("class") == "SnapKVPress") {
-      return fmt::format("keep=adakv(scorer=snapkv,{},{})", shared, snapkv_fields(scorer));
+      return below_window(scorer) ? "" : fmt::format("keep=adakv(scorer=snapkv,{},{})", shared, snapkv_fields(scorer));
     }
     return fmt::format("keep=adakv(scorer=expected,{},window=0,{})", shared, expected_fields(scorer));
+  }
+  if (record.press == "KVzipPress" && !p.at("kvzip_plus_normalization").get<bool>()) {
+    return fmt::format("keep=kvzip(keep_ratio={},sink={},chunk={},layerwise={})", 1 - cut.ratio,
+                       p.at("n_sink").get<int>(), p.at("chunk_size").get<int>(), p.at("layerwise").get<bool>());
   }
   return "";
 }
