@@ -13,6 +13,7 @@
 #include "base/inputs.h"
 #include "base/log.h"
 #include "base/print_line.h"
+#include "base/utf8.h"
 #include "card.h"
 #include "help.h"
 #include "interrupt.h"
@@ -73,7 +74,7 @@ void add_model_options(CLI::App& command, ModelOptions& o, bool with_recipe) {
     command.add_option("--kv", o.kv, "KV recipe, e.g. full, quest:budget=1024")->default_str("full");
     command.add_option("--kv-config", o.kv_config, "KTransformers config.yaml to take the recipe from")->group(kMore);
   }
-  command.add_option("--cache-type-k,--ctk", o.type_k, "Type of stored keys: f32, f16, bf16, q8_0, q4_0");
+  command.add_option("--cache-type-k,--ctk", o.type_k, "Type of stored keys: f32, f16, bf16, q8_0, q4_0, fp8");
   command.add_option("--cache-type-v,--ctv", o.type_v, "Type of stored values");
   command.add_option("--flash-attn,--fa", o.flash_attn, "Accepted and ignored: there is one attention path")
       ->group(kMore);
@@ -152,33 +153,23 @@ Result<std::string> read_text_file(const std::string& path) {
 }
 
 Status check_utf8(const std::string& text, const std::string& what) {
-  const auto* s = reinterpret_cast<const unsigned char*>(text.data());
   for (size_t i = 0; i < text.size();) {
-    const unsigned char c = s[i];
-    const size_t n = c < 0x80                ? 1
-                     : c >= 0xc2 && c < 0xe0 ? 2
-                     : c >= 0xe0 && c < 0xf0 ? 3
-                     : c >= 0xf0 && c < 0xf5 ? 4
-                                             : 0;
-    bool good = n > 0 && i + n <= text.size();
-    for (size_t k = 1; good && k < n; ++k) good = (s[i + k] & 0xc0) == 0x80;
-    if (good && n == 3) good = !(c == 0xe0 && s[i + 1] < 0xa0) && !(c == 0xed && s[i + 1] >= 0xa0);
-    if (good && n == 4) good = !(c == 0xf0 && s[i + 1] < 0x90) && !(c == 0xf4 && s[i + 1] >= 0x90);
-    if (c == 0) {
+    const Utf8Char c = decode_utf8(text.data() + i, text.size() - i);
+    if (c.code == 0) {
       return fail(Code::kInvalidArgument, "{} is binary or UTF-16, not UTF-8 text: byte 0 at offset {}", what, i);
     }
-    if (!good) {
+    if (!c.valid) {
       return fail(Code::kInvalidArgument, "{} is not UTF-8: byte 0x{:02x} at offset {}; convert it first (iconv)", what,
-                  c, i);
+                  uint8_t(text[i]), i);
     }
-    i += n;
+    i += c.length;
   }
   return {};
 }
 
 namespace {
 
-Result<RopeOverrides> rope_overrides(const ModelOptions& o) {
+RopeOverrides rope_overrides(const ModelOptions& o) {
   RopeOverrides r;
   if (o.rope_scaling == "none") r.scaling = RopeScaling::kNone;
   if (o.rope_scaling == "linear") r.scaling = RopeScaling::kLinear;
@@ -195,8 +186,11 @@ Result<RopeOverrides> rope_overrides(const ModelOptions& o) {
 Status override_store(const std::string& name, const char* option, bool from_file, KvType& type) {
   if (name.empty()) return {};
   const auto parsed = parse_kv_type(name);
-  if (!parsed)
-    return fail(Code::kInvalidArgument, "{} '{}' is not known; known are f32, f16, bf16, q8_0, q4_0", option, name);
+  if (!parsed || kv_type_blocked(*parsed)) {
+    return fail(Code::kInvalidArgument,
+                "{} '{}' must be one of f32, f16, bf16, q8_0, q4_0, fp8; kivi2 and kivi4 are recipes (--kv kivi2)",
+                option, name);
+  }
   const KvType asked = std::exchange(type, *parsed);
   if (asked == type || (asked == KvType::kF16 && !from_file)) return {};
   return notice(fmt::format("{} {} is used, not {} of the recipe", option, name, kv_type_name(asked)));
@@ -245,8 +239,7 @@ Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
   }
   for (const std::string& note : opened.recipe.notes) LONGKV_TRY(notice(opened.recipe.name + ": " + note));
   opened.order = o.prefill_order == "chunk" ? PrefillOrder::kChunkMajor : PrefillOrder::kLayerMajor;
-  LONGKV_ASSIGN(const RopeOverrides rope, rope_overrides(o));
-  LONGKV_ASSIGN(opened.model, LoadedModel::load(o.model, rope));
+  LONGKV_ASSIGN(opened.model, LoadedModel::load(o.model, rope_overrides(o)));
   if (threads == 0) threads = default_threads();
   opened.pool = std::make_unique<ThreadPool>(threads);
   if (opened.pool->threads() < threads) {

@@ -4,19 +4,14 @@
 
 #include "base/error.h"
 #include "engine/session.h"
-#include "kv/region_store.h"
+#include "kv/prefix/reuse.h"
 #include "prefill/sparse.h"
 
 namespace longkv {
 
 bool keeps_prefixes(const Recipe& recipe) {
-  const bool by_queries =
-      recipe.index.kind == IndexKind::kDynamic || recipe.index.kind == IndexKind::kRepr || recipe.select.preselect > 0;
-  // Samples, labels and clusters are drawn from what a prompt held when it ended.
-  const bool by_prompt = recipe.index.kind == IndexKind::kLabels || recipe.index.kind == IndexKind::kClusters ||
-                         recipe.index.kind == IndexKind::kLsh;
-  return recipe.keep.kind == KeepKind::kAll && recipe.prefill.kind == PrefillKind::kDense &&
-         !store_regions(recipe.store, recipe.mask).on && !by_queries && !by_prompt;
+  const PrefixReuse reuse = prefix_reuse(recipe);
+  return reuse.any_length && !reuse.rebuild;
 }
 
 Status Session::start_prompt(std::span<const int32_t> ids, LogitsSink sink) {
