@@ -1,7 +1,7 @@
 // Time to the first token from stored state: a KV file against the bandwidth of reading it, and a prefix cache against
 // reading the prompt. One run each, printed as lines; not a loop, for the first time is what counts.
-//   kvfile_bench MODEL restore TOKENS FILE [RECIPE]     saves random rows of so many tokens to FILE, restores, decodes
-//   one kvfile_bench MODEL prefix DOCUMENT FOLDER [RECIPE]  two questions over a document, then a restart
+//   kvfile_bench MODEL restore TOKENS FILE [RECIPE]       random rows of so many tokens to FILE, restored, one decoded
+//   kvfile_bench MODEL prefix DOCUMENT FOLDER [RECIPE]    two questions over a document, then a restart
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>

@@ -221,7 +221,7 @@ Status KvCache::truncate(TokenCount tokens) {
     if (first_row_[size_t(layer)] > needed) {
       return fail(
           Code::kInvalidArgument,
-          "cannot cut the KV cache to {} rows: layer {} has a window of {} tokens and no longer holds rows {} to "
+          "cannot cut the KV cache to {} tokens: layer {} has a window of {} tokens and no longer holds rows {} to "
           "{}; start from the whole prompt",
           tokens.v, layer, shape_.window_of(layer), needed, first_row_[size_t(layer)] - 1);
     }

@@ -16,7 +16,6 @@
 namespace longkv {
 
 inline constexpr int kTileRows = 16;
-inline constexpr int64_t kPanelGroup = 32;
 
 enum class PanelForm {
   kGroup32,  // u of up to 5 bits, a float scale per group of 32

@@ -60,7 +60,7 @@ struct PrefillAttention::Scratch {
   std::vector<float> row_max, row_sum;  // [kv head][token >= mass_from][group]
 
   static TileScratch carve(const Shape& s, Carver& carver) {
-    const int64_t key_tile = 256;
+    const int64_t key_tile = kMaxKeyTile;
     const int64_t dim_v = round_up(s.dim_v, kMaxPanel);
     TileScratch t;
     t.q = carver.take(s.rows * s.dim_k);

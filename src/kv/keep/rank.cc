@@ -9,27 +9,6 @@
 
 namespace longkv {
 
-namespace {
-
-// Rows in descending order of position: whether the mask wants the first or the last n of them.
-std::vector<char> by_position(const KvHeadView& head, int64_t n, bool newest) {
-  std::vector<char> mask(size_t(head.rows), 0);
-  n = std::clamp<int64_t>(n, 0, head.rows);
-  if (head.pos == nullptr) {
-    std::fill_n(mask.begin() + ptrdiff_t(newest ? head.rows - n : 0), n, char{1});
-    return mask;
-  }
-  std::vector<int64_t> order = all_rows(head.rows);
-  const auto before = [&](int64_t a, int64_t b) {
-    return newest ? head.pos[a] > head.pos[b] : head.pos[a] < head.pos[b];
-  };
-  std::nth_element(order.begin(), order.begin() + ptrdiff_t(n), order.end(), before);
-  for (int64_t i = 0; i < n; ++i) mask[size_t(order[size_t(i)])] = 1;
-  return mask;
-}
-
-}  // namespace
-
 std::vector<int64_t> best_rows(std::span<const float> scores, const int32_t* pos, int64_t k) {
   const int64_t n = int64_t(scores.size());
   k = std::clamp<int64_t>(k, 0, n);
@@ -64,8 +43,19 @@ int64_t oldest_row(const KvHeadView& head, int64_t from) {
   return oldest;
 }
 
-std::vector<char> newest_rows(const KvHeadView& head, int64_t n) { return by_position(head, n, true); }
-std::vector<char> oldest_rows(const KvHeadView& head, int64_t n) { return by_position(head, n, false); }
+std::vector<char> newest_rows(const KvHeadView& head, int64_t n) {
+  std::vector<char> mask(size_t(head.rows), 0);
+  n = std::clamp<int64_t>(n, 0, head.rows);
+  if (head.pos == nullptr) {
+    std::fill_n(mask.begin() + ptrdiff_t(head.rows - n), n, char{1});
+    return mask;
+  }
+  std::vector<int64_t> order = all_rows(head.rows);
+  std::nth_element(order.begin(), order.begin() + ptrdiff_t(n), order.end(),
+                   [&](int64_t a, int64_t b) { return head.pos[a] > head.pos[b]; });
+  for (int64_t i = 0; i < n; ++i) mask[size_t(order[size_t(i)])] = 1;
+  return mask;
+}
 
 std::vector<int64_t> all_rows(int64_t n) {
   std::vector<int64_t> rows(static_cast<size_t>(n));

@@ -23,8 +23,6 @@ int64_t oldest_row(const KvHeadView& head, int64_t from);
 
 // The n newest rows of a head (largest positions) as a mask over its rows.
 std::vector<char> newest_rows(const KvHeadView& head, int64_t n);
-// The n oldest.
-std::vector<char> oldest_rows(const KvHeadView& head, int64_t n);
 
 // Rows [0, n), ascending.
 std::vector<int64_t> all_rows(int64_t n);

@@ -1,4 +1,4 @@
-// What each layer does in a decode step under a recipe: attend everything, a fixed pattern, choose, or reuse a choice.
+// What each layer does in a decode step under a recipe: attend everything, choose, or reuse a choice.
 #pragma once
 
 #include <cstdint>
