@@ -83,7 +83,14 @@ Status choose_card(const ModelOptions& o, Opened& opened) {
                 o.gpu_layers.empty() ? "auto" : o.gpu_layers, o.device.empty() ? "(first)" : o.device,
                 o.kv_place.empty() ? "(auto)" : o.kv_place);
   }
-  opened.card_kv = o.kv_place != "cpu";
+  if (o.card_reads && (o.kv_place == "gpu" || o.kv_place == "hybrid")) {
+    return fail(Code::kInvalidArgument,
+                "--kv-place {}: this command decodes under every recipe on the CPU, from rows in memory; a card reads "
+                "its prompts (-ngl all)",
+                o.kv_place);
+  }
+  opened.card_kv = o.kv_place != "cpu" && !o.card_reads;
+  opened.card_decodes = !o.card_reads;
   opened.card_hybrid = o.kv_place == "hybrid";
   Status refused;
   if (!o.can_use_card) {

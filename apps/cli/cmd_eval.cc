@@ -4,9 +4,11 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <tuple>
 
+#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/mapped_file.h"
@@ -39,9 +41,10 @@ struct EvalCommand {
   std::string dir, question = "hidden", haystack = "grammar", form = "auto", chat_template;
   std::vector<std::string> data;
   std::string data_tasks;
-  bool raw = false, list = false, tasks_given = false;
+  bool raw = false, list = false, tasks_given = false, report_only = false;
   int64_t samples = 10, noise = 1, seed = 1;
-  int check_every = 4;
+  int check_every = 4, jobs = 1;
+  std::string ram, prompts;
 };
 
 std::vector<std::string> split_commas(const std::string& text) {
@@ -76,6 +79,9 @@ Result<std::string> model_hash(const std::string& path) {
   return fmt::format("{:016x}{:016x}", h.high64, h.low64);
 }
 
+// The machine part that computes the prompts' keys and values.
+std::string reader_name(const Opened& opened) { return opened.card ? opened.card->device().name : "CPU"; }
+
 // What must be the same for a run to go on in a folder. "note" is for readers.
 Result<EvalRunInfo> describe_run(const EvalCommand& o, const Opened& opened, const EvalOptions& options,
                                  const PromptMaker& maker, const std::vector<DatasetFile>& files) {
@@ -94,11 +100,13 @@ Result<EvalRunInfo> describe_run(const EvalCommand& o, const Opened& opened, con
   info["haystack"] = options.haystack->name();
   info["haystack_sha256"] = options.haystack->sha256();
   info["kv_check"] = o.check_every;
+  info["prompts_read_on"] = reader_name(opened);
   info["data"] = EvalRunInfo::object();
   for (const DatasetFile& file : files) info["data"][file.name] = file.sha256;
   info["note"]["model_file"] = o.model.model;
   info["note"]["commit"] = build_commit();
   info["note"]["threads"] = opened.pool->threads();
+  info["note"]["prompts_at_a_time"] = o.jobs;
   info["note"]["context"] = opened.context;
   return info;
 }
@@ -146,6 +154,7 @@ Result<EvalOptions> parse_options(const EvalCommand& o) {
   options.seed = uint64_t(o.seed);
   options.play.question_seen = o.question == "seen";
   options.play.check_every = o.check_every;
+  options.play.in_step = o.jobs > 1;
   return options;
 }
 
@@ -188,32 +197,60 @@ Status choose_form(const EvalCommand& o, const Opened& opened, EvalOptions& opti
   return unknown.empty() ? Status() : notice("needle-10m-128k was not trained for " + unknown + ", left out");
 }
 
-EvalEngine make_engine(const Opened& opened, std::unique_ptr<ThreadPool>& other) {
+// Threads of the jobs, and for each the other number of them that the noise floor takes.
+struct Pools {
+  std::vector<std::unique_ptr<ThreadPool>> jobs, noise;
+};
+
+Result<Pools> make_pools(const EvalCommand& o, const Opened& opened) {
   const int threads = opened.pool->threads();
-  other = std::make_unique<ThreadPool>(threads > 1 ? 1 : 2);
+  if (o.jobs > threads) {
+    return fail(Code::kInvalidArgument, "--jobs {} share {} threads; give each at least one (-t)", o.jobs, threads);
+  }
+  Pools pools;
+  for (int i = 0; i < o.jobs; ++i) {
+    const int own = threads / o.jobs;
+    pools.jobs.push_back(std::make_unique<ThreadPool>(own));
+    pools.noise.push_back(std::make_unique<ThreadPool>(own > 1 ? 1 : 2));
+  }
+  return pools;
+}
+
+Result<EvalEngine> make_engine(const EvalCommand& o, const Opened& opened, const Pools& pools) {
   EvalEngine engine;
   engine.context = opened.context;
-  engine.noise_label = fmt::format("full@threads={}", other->threads());
-  engine.session = [&opened, &other](int64_t context, bool other_threads) {
+  engine.jobs = o.jobs;
+  if (opened.card) engine.card = reader_name(opened);
+  engine.noise_label = opened.card ? "full@CPU reads" : fmt::format("full@threads={}", pools.noise.front()->threads());
+  engine.session = [&opened, &pools](int64_t context, bool noise, int job) {
     SessionOptions s;
     s.context = context;
     s.products = opened.products;
     s.chunk = opened.chunk;
     s.order = opened.order;
-    return Session::create(opened.model, s, other_threads ? *other : *opened.pool);
+    if (!noise) s.card = opened.card;
+    s.card_kv = opened.card_kv;
+    s.card_decodes = opened.card_decodes;
+    s.card_chunk = opened.card_chunk;
+    return Session::create(opened.model, s, *(noise && !opened.card ? pools.noise : pools.jobs)[size_t(job)]);
   };
   engine.bytes = [&opened](const Recipe& recipe, int64_t context) -> Result<int64_t> {
     LONGKV_ASSIGN(const KvPlan plan,
                   plan_for(*opened.model, recipe, context, opened.chunk, opened.pool->threads(), {}));
     return recipe == Recipe{} ? plan.peak_bytes : plan.k_bytes + plan.v_bytes + plan.index_bytes;
   };
-  engine.available_bytes = [] { return available_ram_bytes(); };
+  int64_t ram = 0;
+  if (!o.ram.empty()) {
+    LONGKV_ASSIGN(ram, parse_size(o.ram, "--ram"));
+    if (ram == 0) return fail(Code::kInvalidArgument, "--ram {} must be above 0", o.ram);
+  }
+  engine.available_bytes = [ram] { return ram > 0 ? ram : available_ram_bytes(); };
   return engine;
 }
 
 // A recipe that the model cannot have is found before the first prompt is read.
 Status try_recipes(const EvalEngine& engine, const EvalOptions& options) {
-  LONGKV_ASSIGN(const auto session, engine.session(std::min<int64_t>(engine.context, 8192), false));
+  LONGKV_ASSIGN(const auto session, engine.session(std::min<int64_t>(engine.context, 8192), true, 0));
   for (const EvalRecipe& r : options.recipes) {
     if (const auto side = session->make_kv(r.recipe); !side.ok()) return side.status().with_context(r.label);
   }
@@ -226,11 +263,45 @@ Status list_tasks() {
   return print(text);
 }
 
+// summary.csv, report.html, and every plot of one panel as a file of its own.
+Status write_report(const std::string& dir, const EvalStore& store, const Summary& summary) {
+  LONGKV_TRY(write_whole(dir + "/summary.csv", summary_csv(summary)));
+  LONGKV_TRY(write_whole(dir + "/report.html", report_html(store.info(), store.records(), summary)));
+  std::error_code error;
+  std::filesystem::create_directories(dir + "/plots", error);
+  if (error) return fail(Code::kIo, "cannot create the folder '{}/plots': {}", dir, error.message());
+  const std::vector<ReportPlot> plots = report_plots(store.records(), summary);
+  for (const ReportPlot& plot : plots) {
+    const auto same = [&](const ReportPlot& p) { return p.name == plot.name; };
+    if (std::count_if(plots.begin(), plots.end(), same) > 1 || plot.name.find('/') != std::string::npos) continue;
+    LONGKV_TRY(write_whole(fmt::format("{}/plots/{}.svg", dir, plot.name), plot.svg));
+  }
+  return {};
+}
+
+Status print_summary(const EvalCommand& o, const Summary& summary) {
+  if (o.global.json) return print(json_text(summary_json(summary)));
+  return print(summary_text(summary));
+}
+
+// Tables and plots of what is in the folder, without a model.
+Status report_again(const EvalCommand& o) {
+  LONGKV_ASSIGN(const EvalStore store, EvalStore::read(o.dir));
+  const Summary summary = summarise(store.records());
+  LONGKV_TRY(write_report(o.dir, store, summary));
+  return print_summary(o, summary);
+}
+
 Status run_eval(const EvalCommand& o) {
   LONGKV_TRY(apply_global_options(o.global));
   if (o.list) return list_tasks();
+  if (o.report_only) {
+    if (o.dir.empty()) return fail(Code::kInvalidArgument, "-o names the folder of the results; give one");
+    return report_again(o);
+  }
   if (o.model.model.empty()) return fail(Code::kInvalidArgument, "-m names the model file; give one");
-  if (o.dir.empty()) return fail(Code::kInvalidArgument, "-o names the folder of the results; give one");
+  if (o.dir.empty() && o.prompts.empty())
+    return fail(Code::kInvalidArgument, "-o names the folder of the results; give one");
   LONGKV_ASSIGN(EvalOptions options, parse_options(o));
   Haystack haystack = Haystack::grammar();
   if (o.haystack != "grammar") {
@@ -239,7 +310,9 @@ Status run_eval(const EvalCommand& o) {
   options.haystack = &haystack;
   std::vector<DatasetFile> files;
   LONGKV_ASSIGN(const auto data_tasks, add_data(o, options, files));
-  LONGKV_ASSIGN(Opened opened, open_model(o.model, /*must_fit=*/false));
+  ModelOptions model = o.model;
+  model.can_use_card = model.card_reads = true;
+  LONGKV_ASSIGN(Opened opened, open_model(model, /*must_fit=*/false));
   if (opened.recipe != Recipe{}) {
     return fail(Code::kInvalidArgument,
                 "eval compares with full attention in f16; give types and recipes with --kv (quest+q8)");
@@ -253,8 +326,15 @@ Status run_eval(const EvalCommand& o) {
   prompt.chat_template = o.chat_template;
   LONGKV_ASSIGN(const auto chat, choose_chat(prompt, *opened.model, tokenizer));
   const PromptMaker maker(tokenizer, chat);
-  std::unique_ptr<ThreadPool> other;
-  const EvalEngine engine = make_engine(opened, other);
+  if (!o.prompts.empty()) {
+    LONGKV_ASSIGN(AtomicFile file, AtomicFile::create(o.prompts));
+    LONGKV_TRY(write_prompts(options, maker, [&](const std::string& line) {
+      return file.write({reinterpret_cast<const uint8_t*>(line.data()), line.size()});
+    }));
+    return file.commit();
+  }
+  LONGKV_ASSIGN(const Pools pools, make_pools(o, opened));
+  LONGKV_ASSIGN(const EvalEngine engine, make_engine(o, opened, pools));
   LONGKV_TRY(try_recipes(engine, options));
   LONGKV_ASSIGN(const EvalRunInfo info, describe_run(o, opened, options, maker, files));
   LONGKV_ASSIGN(EvalStore store, EvalStore::open(o.dir, info));
@@ -268,8 +348,7 @@ Status run_eval(const EvalCommand& o) {
   const Status ran = run_evaluation(options, maker, engine, store, show_progress(), cancel);
   // What is there is shown also when the run was stopped.
   const Summary summary = summarise(store.records());
-  Status written = write_whole(o.dir + "/summary.csv", summary_csv(summary));
-  if (written.ok()) written = write_whole(o.dir + "/report.html", report_html(store.info(), store.records(), summary));
+  const Status written = write_report(o.dir, store, summary);
   if (!ran.ok()) {
     if (ran.code() == Code::kCancelled) {
       return fail(Code::kCancelled, "interrupted with {} results in '{}'; the same command goes on from there",
@@ -278,8 +357,7 @@ Status run_eval(const EvalCommand& o) {
     return ran;
   }
   LONGKV_TRY(written);
-  if (o.global.json) return print(json_text(summary_json(summary)));
-  return print(summary_text(summary));
+  return print_summary(o, summary);
 }
 
 }  // namespace
@@ -298,6 +376,7 @@ void add_eval(CLI::App& app, int& exit_code) {
                    "A benchmark's own files, as PATH or KIND:PATH (docs/evaluation.md); may be repeated")
       ->allow_extra_args(false);
   command->add_option("--data-tasks", o->data_tasks, "Only these tasks of --data, comma separated")->group(kMore);
+  command->add_flag("--report", o->report_only, "Only write tables and plots of the results in -o anew, then exit");
   command->add_flag("--list-tasks", o->list, "Print the tasks, then exit");
   command->add_option("--kv", o->recipes, "KV recipes, comma separated; full attention always comes first")
       ->capture_default_str();
@@ -336,6 +415,16 @@ void add_eval(CLI::App& app, int& exit_code) {
                    "Every N-th token measures mass and error, the others are timed; 0: none")
       ->check(CLI::Range(0, 1 << 30))
       ->capture_default_str()
+      ->group(kMore);
+  command
+      ->add_option(
+          "--jobs", o->jobs,
+          "Prompts at a time, which share the threads; the answers stay the same, times are of a shared machine")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  command->add_option("--ram", o->ram, "Memory that prompts and recipes may take (K, M, G); default: what is free")
+      ->group(kMore);
+  command->add_option("--prompts", o->prompts, "Only write the prompts to this file, a line of JSON each, then exit")
       ->group(kMore);
   CLI::Option* tasks = command->get_option("--tasks");
   command->callback([o, tasks, &exit_code] {

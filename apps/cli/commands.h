@@ -14,6 +14,7 @@ void add_inspect(CLI::App& app, int& exit_code);
 void add_kv(CLI::App& app, int& exit_code);
 void add_plan(CLI::App& app, int& exit_code);
 void add_ppl(CLI::App& app, int& exit_code);
+void add_score(CLI::App& app, int& exit_code);
 void add_search_prefill(CLI::App& app, int& exit_code);
 void add_run(CLI::App& app, int& exit_code);
 void add_serve(CLI::App& app, int& exit_code);

@@ -249,7 +249,7 @@ Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
   LONGKV_ASSIGN(const KvPlan plan,
                 plan_for(*opened.model, opened.recipe, opened.context, opened.chunk, opened.pool->threads(), {}));
   opened.asked_context = std::exchange(opened.context, plan.context);
-  if (must_fit) {
+  if (must_fit || o.card_reads) {
     LONGKV_TRY(choose_card(o, opened));
   } else if (card_wanted(o)) {
     return fail(Code::kInvalidArgument, "this shows what the CPU needs; leave -ngl, --device and --kv-place out");
@@ -278,6 +278,7 @@ Result<std::unique_ptr<Session>> make_session(const Opened& opened, int64_t cont
   s.card = opened.card;
   s.card_kv = opened.card_kv;
   s.card_hybrid = opened.card_hybrid;
+  s.card_decodes = opened.card_decodes;
   s.card_chunk = opened.card_chunk;
   auto session = Session::create(opened.model, s, *opened.pool);
   if (session.ok() || !s.card || opened.card_asked) return session;

@@ -37,6 +37,7 @@ struct ModelOptions {
   std::string kv_place;       // "gpu", "cpu" or "hybrid"; empty: where the weights are
   std::string vram;           // bytes of a card that may be used; empty: what is free
   bool can_use_card = false;  // set by commands whose work a card can do
+  bool card_reads = false;    // ... of which a card only reads prompts
 };
 // Options of every command: --isa, --strict, -v, --json.
 struct GlobalOptions {
@@ -66,6 +67,7 @@ struct Opened {
   std::shared_ptr<CardModel> card;  // nullptr: the CPU runs the model
   bool card_kv = true;              // the KV cache lies on the card too
   bool card_hybrid = false;         // ... but for rows of layers that choose blocks, which lie in memory
+  bool card_decodes = true;         // false: it reads prompts, the CPU decodes
   bool card_asked = false;          // by the command line: then nothing falls back to the CPU
   int64_t card_chunk = 0;           // 0: as memory and speed suggest
 };

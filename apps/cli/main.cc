@@ -37,6 +37,7 @@ int main(int argc, char** argv) {
   add_ppl(app, exit_code);
   add_eval(app, exit_code);
   add_eval_kv(app, exit_code);
+  add_score(app, exit_code);
   add_kv(app, exit_code);
   add_plan(app, exit_code);
   add_search_prefill(app, exit_code);

@@ -47,7 +47,6 @@ void BatchDecoder::decode_group(std::span<Session* const> sessions, std::span<co
                                 std::span<Status> results) {
   const ModelConfig& c = graph_.model().config();
   const size_t n = sessions.size();
-  hidden_.resize(std::max(hidden_.size(), n * size_t(c.dim)));
   logits_.resize(std::max(logits_.size(), n * size_t(c.vocab)));
   kvs_.clear(), positions_.clear();
   for (size_t i = 0; i < n; ++i) {
@@ -58,17 +57,40 @@ void BatchDecoder::decode_group(std::span<Session* const> sessions, std::span<co
     positions_.push_back(s.tokens());
     results[i] = s.note_classes(ids.subspan(i, 1));
   }
-  if (const Status s = graph_.embed(ids.data(), int64_t(n), hidden_.data()); !s.ok()) {
-    std::fill(results.begin(), results.end(), s);
-    return;
-  }
-  for (int layer = 0; layer < c.layers; ++layer) graph_.decode_rows(layer, kvs_, hidden_.data(), positions_, results);
-  graph_.logits(hidden_.data(), int64_t(n), logits_.data(), /*apart=*/true);
+  decode_rows(ids, logits_.data(), results);
   for (size_t i = 0; i < n; ++i) {
     if (!results[i].ok()) continue;
     sessions[i]->note_decoded(positions_[i], ids[i]);
     std::copy_n(logits_.data() + i * size_t(c.vocab), size_t(c.vocab), sessions[i]->logits_.begin());
     results[i] = sessions[i]->check_logits();
+  }
+}
+
+void BatchDecoder::decode_rows(std::span<const int32_t> ids, float* logits, std::span<Status> results) {
+  const ModelConfig& c = graph_.model().config();
+  hidden_.resize(std::max(hidden_.size(), ids.size() * size_t(c.dim)));
+  if (const Status s = graph_.embed(ids.data(), int64_t(ids.size()), hidden_.data()); !s.ok()) {
+    std::fill(results.begin(), results.end(), s);
+    return;
+  }
+  for (int layer = 0; layer < c.layers; ++layer) graph_.decode_rows(layer, kvs_, hidden_.data(), positions_, results);
+  graph_.logits(hidden_.data(), int64_t(ids.size()), logits, /*apart=*/true);
+}
+
+void BatchDecoder::decode(std::span<KvSession* const> kvs, std::span<const int32_t> ids, float* logits,
+                          std::span<Status> results) {
+  const auto vocab = size_t(graph_.model().config().vocab);
+  for (size_t begin = 0; begin < kvs.size(); begin += kRows) {
+    const size_t n = std::min(kRows, kvs.size() - begin);
+    kvs_.assign(kvs.begin() + int64_t(begin), kvs.begin() + int64_t(begin + n));
+    positions_.clear();
+    for (const KvSession* kv : kvs_) positions_.push_back(kv->tokens().v);
+    float* rows = logits + begin * vocab;
+    decode_rows(ids.subspan(begin, n), rows, results.subspan(begin, n));
+    for (size_t i = 0; i < n; ++i) {
+      if (results[begin + i].ok())
+        results[begin + i] = Session::check_logits({rows + i * vocab, vocab}, positions_[i] + 1);
+    }
   }
 }
 

@@ -20,10 +20,16 @@ class BatchDecoder {
   // a session that failed holds an unfinished token and must be cut.
   void decode(std::span<Session* const> sessions, std::span<const int32_t> ids, std::span<Status> results);
 
+  // One token each of KV sides without a session (Session::make_kv), under recipes that do not look at what tokens are;
+  // row i of logits [kvs][vocab] is what a session over kvs[i] would hold. kInternal where it is not finite.
+  void decode(std::span<KvSession* const> kvs, std::span<const int32_t> ids, float* logits, std::span<Status> results);
+
  private:
   // At a time: more rows would not fit the first-level cache beside the weights.
   static constexpr size_t kRows = 8;
   void decode_group(std::span<Session* const> sessions, std::span<const int32_t> ids, std::span<Status> results);
+  // kvs_ and positions_ through all layers; logits: [kvs][vocab].
+  void decode_rows(std::span<const int32_t> ids, float* logits, std::span<Status> results);
 
   Graph graph_;
   std::vector<float> hidden_, logits_;

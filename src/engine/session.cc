@@ -121,6 +121,8 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const LoadedMod
   std::unique_ptr<Session> session(new Session(std::move(model), options, std::move(kv), pool));
   if (options.card) {
     if (options.keeper) return fail(Code::kUnsupported, "a keep stage of one's own does not run on a card");
+    if (options.card_kv && !options.card_decodes)
+      return fail(Code::kInternal, "a card that only reads prompts needs the cache in memory");
     const CardSessionOptions card{options.context,
                                   options.card_chunk,
                                   options.order == PrefillOrder::kLayerMajor,
@@ -128,17 +130,18 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const LoadedMod
                                   options.card_kv ? nullptr : session->kv_.get(),
                                   options.card_hybrid};
     LONGKV_ASSIGN(session->device_, make_card_session(options.card, card, pool));
+    session->device_kv_ = card.kv;
   }
   return session;
 }
 
 void Session::reset_kv_stats() {
-  if (device_) return device_->reset_stats();
+  if (kv_on_card()) return device_->reset_stats();
   kv_->reset_stats();
 }
 
 Status Session::fill_random(int64_t n, uint64_t seed) {
-  if (!device_) return kv_->fill_random(n, seed);
+  if (!kv_on_card()) return kv_->fill_random(n, seed);
   if (tokens() != 0 || n < 0 || n > options_.context) {
     return fail(Code::kInvalidArgument, "random rows of {} tokens go into an empty sequence of at most {}; it holds {}",
                 n, options_.context, tokens());
@@ -166,14 +169,14 @@ Status Session::note_classes(std::span<const int32_t> ids) {
   return {};
 }
 
-Status Session::check_logits() const {
+Status Session::check_logits(std::span<const float> logits, int64_t tokens) {
   // Every token reads all of them: a count without an early exit is vectorised.
   int64_t bad = 0;
-  for (float v : logits_) bad += !(std::abs(v) <= std::numeric_limits<float>::max());
+  for (float v : logits) bad += !(std::abs(v) <= std::numeric_limits<float>::max());
   if (bad > 0) {
     return fail(Code::kInternal,
                 "the model produced {} logits that are not finite numbers after {} tokens; its weights may be damaged",
-                bad, tokens());
+                bad, tokens);
   }
   return {};
 }
@@ -207,7 +210,7 @@ Status Session::prefill(std::span<const int32_t> ids, const PrefillProgress& pro
   const int64_t start = tokens();
   LONGKV_TRY(check_prompt(ids));
   const ModelConfig& c = model().config();
-  if (device_) {
+  if (reads_on_card()) {
     const Status read = device_->prefill(ids, progress, cancel, sink, sink_from, logits_);
     ids_.resize(std::min(ids_.size(), size_t(tokens())));
     LONGKV_TRY(read);
@@ -320,7 +323,7 @@ Status Session::decode(int32_t id) {
     return fail(Code::kInvalidArgument, "the context of {} tokens is full", options_.context);
   }
   const ModelConfig& c = model().config();
-  if (device_) {
+  if (device_ && options_.card_decodes) {
     if (id < 0 || id >= c.vocab)
       return fail(Code::kInvalidArgument, "token id {} is outside the vocabulary of {}", id, c.vocab);
     LONGKV_TRY(device_->decode(id, logits_));
@@ -370,7 +373,7 @@ void Session::set_check_every(int n) {
 Status Session::truncate(int64_t n) {
   if (n < 0 || n > tokens()) return fail(Code::kInvalidArgument, "cannot cut to {} tokens, {} are held", n, tokens());
   if (n == tokens()) return {};
-  LONGKV_TRY(device_ ? device_->truncate(n) : kv_->truncate(TokenCount{n}));
+  LONGKV_TRY(kv_on_card() ? device_->truncate(n) : kv_->truncate(TokenCount{n}));
   ids_.resize(std::min(ids_.size(), size_t(n)));
   origin_ = {std::min(origin_.exact, n), false, false};
   return {};

@@ -38,7 +38,10 @@ struct SessionOptions {
   std::shared_ptr<CardModel> card = {};
   bool card_kv = true;       // the cache lies on the card too; else in memory, decoded by the CPU under any recipe
   bool card_hybrid = false;  // rows in memory, the blocks in use on the card, which chooses them; needs card_kv
-  int64_t card_chunk = 0;    // prompt tokens that pass a layer together on the card; 0: as memory and speed suggest
+  // false, with the cache in memory: the card reads prompts and the CPU does the rest, so followers, other KV sides and
+  // checks work as without a card.
+  bool card_decodes = true;
+  int64_t card_chunk = 0;  // prompt tokens that pass a layer together on the card; 0: as memory and speed suggest
   // Instead of the recipe's keep stage, for methods that no recipe names.
   std::function<std::unique_ptr<Keeper>()> keeper = {};
   // For recipes that read the prompt again (kvzip): what stands before piece `i` when it is repeated, `before` being
@@ -93,7 +96,7 @@ class Session {
   const std::vector<int32_t>& ids() const { return ids_; }
   // [vocab], of the last token fed.
   std::span<const float> logits() const { return logits_; }
-  int64_t tokens() const { return device_ ? device_->tokens() : kv_->tokens().v; }
+  int64_t tokens() const { return kv_on_card() ? device_->tokens() : kv_->tokens().v; }
   int64_t context() const { return options_.context; }
   // Forgets all tokens from position n on.
   Status truncate(int64_t n);
@@ -130,16 +133,18 @@ class Session {
   void adopt(std::unique_ptr<KvSession> kv, std::vector<int32_t> ids, std::vector<float> logits, const Origin& origin);
 
   ThreadPool& pool() const { return pool_; }
-  // Empty while a card holds the sequence.
+  // Empty while a card holds the sequence's rows.
   KvSession& kv() { return *kv_; }
   const KvSession& kv() const { return *kv_; }
   // What decoding read, wherever it runs.
-  const KvStats& kv_stats() const { return device_ ? device_->stats() : kv_->stats(); }
+  const KvStats& kv_stats() const { return kv_on_card() ? device_->stats() : kv_->stats(); }
   void reset_kv_stats();
-  int64_t kv_bytes_held() const { return device_ ? device_->kv_bytes() : kv_->cache().bytes_used(); }
+  int64_t kv_bytes_held() const { return kv_on_card() ? device_->kv_bytes() : kv_->cache().bytes_used(); }
   // Random rows of n tokens in an empty sequence, for measurements at depth.
   Status fill_random(int64_t n, uint64_t seed);
   bool on_card() const { return device_ != nullptr; }
+  // Whether the next prompt is read there: not under a KV side that was exchanged.
+  bool reads_on_card() const { return device_ != nullptr && (options_.card_kv || kv_.get() == device_kv_); }
   const LoadedModel& model() const { return graph_.model(); }
   const std::shared_ptr<const LoadedModel>& model_pointer() const { return graph_.model_pointer(); }
   const SessionOptions& options() const { return options_; }
@@ -158,7 +163,9 @@ class Session {
   Status note_classes(std::span<const int32_t> ids);
   Status repeat_prompt(std::span<const int32_t> ids, int64_t start, const std::atomic<bool>* cancel);
   bool free_pieces() const;
-  Status check_logits() const;
+  bool kv_on_card() const { return device_ != nullptr && options_.card_kv; }
+  Status check_logits() const { return check_logits(logits_, tokens()); }
+  static Status check_logits(std::span<const float> logits, int64_t tokens);
   void note_prompt(int64_t start, int64_t end);
   void note_decoded(int64_t position, int32_t id);
   Status decode_layers(int32_t id, int64_t position);
@@ -180,6 +187,7 @@ class Session {
   ThreadPool& pool_;
   std::unique_ptr<KvSession> kv_;
   std::unique_ptr<DeviceRunner> device_;  // nullptr: the CPU runs the model
+  const KvSession* device_kv_ = nullptr;  // that a card fills with prompts, where the cache lies in memory
   Graph graph_;
   std::vector<int32_t> ids_;
   Origin origin_;

@@ -48,6 +48,9 @@ void each_field(Record& r, const Visit& visit) {
   visit("captured_mass", r.captured_mass);
   visit("output_error", r.output_error);
   visit("layer_mass", r.layer_mass);
+  visit("head_mass", r.head_mass);
+  visit("read_on", r.read_on);
+  visit("jobs", r.jobs);
   visit("shared_prefill", r.shared_prefill);
   visit("prefill_seconds", r.prefill_seconds);
   visit("seconds_per_token", r.seconds_per_token);

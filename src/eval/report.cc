@@ -7,6 +7,7 @@
 
 #include "eval/report_plots.h"
 #include "eval/svg.h"
+#include "eval/text.h"
 
 namespace longkv {
 
@@ -22,6 +23,10 @@ constexpr const char* kStyle =
 std::string length_text(int64_t length) {
   if (length == 0) return "prompts of their own length";
   return length % 1024 == 0 ? fmt::format("{}K tokens", length / 1024) : fmt::format("{} tokens", length);
+}
+
+std::string length_name(int64_t length) {
+  return length % 1024 == 0 && length > 0 ? fmt::format("{}K", length / 1024) : std::to_string(length);
 }
 
 std::string percent(double share) { return fmt::format("{:.1f}", 100 * share); }
@@ -72,7 +77,8 @@ std::string overview(const Summary& summary, int64_t length) {
     if (t.length != length || t.tasks == 0) continue;
     const bool drop = t.p < 0.05 && t.worse > t.better;
     out += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td><td{}>{}</td><td>{} {}</td><td>{}</td>",
-                       escape_html(t.label), t.tasks, t.n, drop ? " class=\"drop\"" : "", percent(t.mean),
+                       escape_html(t.label), t.tasks, t.n, drop ? " class=\"drop\"" : "",
+                       fmt::format("{} [{:.0f}, {:.0f}]", percent(t.mean), 100 * t.low, 100 * t.high),
                        percent(t.smallest), escape_html(t.smallest_task),
                        t.largest_drop > 0 ? percent(t.largest_drop) + " " + escape_html(t.largest_drop_task) : "0");
     out += fmt::format("<td>{} / {}</td><td>{:.2g}</td><td>{}%</td><td>{:.4f}</td><td>{:.3f}</td><td>{:.0f}</td>",
@@ -121,6 +127,38 @@ BudgetLabel split_budget(const std::string& label) {
   return {family, budget};
 }
 
+std::vector<ReportPlot> report_plots(std::span<const EvalRecord> records, const Summary& summary) {
+  std::vector<ReportPlot> plots;
+  const auto add = [&](std::string name, std::string svg) {
+    if (!svg.empty()) plots.push_back({std::move(name), std::move(svg)});
+  };
+  std::vector<int64_t> lengths;
+  for (const SummaryRow& r : summary.rows) {
+    if (std::find(lengths.begin(), lengths.end(), r.length) == lengths.end()) lengths.push_back(r.length);
+  }
+  for (const int64_t length : lengths) {
+    const std::string of = length_name(length);
+    add("tasks-" + of, plot_tasks(summary, length));
+    add("budget-" + of, plot_budgets(summary, length, ""));
+    std::vector<std::string> tasks;
+    for (const SummaryRow& r : summary.rows) {
+      if (r.length == length && std::find(tasks.begin(), tasks.end(), r.task) == tasks.end()) tasks.push_back(r.task);
+    }
+    for (const std::string& task : tasks) {
+      if (tasks.size() > 1) add("budget-" + of + "-" + task, plot_budgets(summary, length, task));
+    }
+    add("bytes-" + of, plot_bytes(summary, length));
+    add("speed-" + of, plot_speed(summary, length));
+    add("mass-" + of, plot_mass(summary, length));
+    add("divergence-" + of, plot_divergence(summary, length));
+  }
+  for (std::string& panel : plot_needles(records, summary)) add("needles-depth", std::move(panel));
+  add("decode-cost", plot_cost(summary, CostPlot::kDecode));
+  add("first_token-cost", plot_cost(summary, CostPlot::kFirstToken));
+  add("memory-cost", plot_cost(summary, CostPlot::kMemory));
+  return plots;
+}
+
 std::string report_html(const EvalRunInfo& info, std::span<const EvalRecord> records, const Summary& summary) {
   std::string out =
       "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>longkv eval</title><style>" +
@@ -136,20 +174,27 @@ std::string report_html(const EvalRunInfo& info, std::span<const EvalRecord> rec
                "question "
                "and the answer."
              : "The question was <b>seen</b> while the document was read: recipes acted on the answer alone.");
+  out += "<p>" + escape_html(replace_all(reading_text(summary), "\n", " ")) + "</p>\n";
   std::vector<int64_t> lengths;
   for (const SummaryRow& r : summary.rows) {
     if (std::find(lengths.begin(), lengths.end(), r.length) == lengths.end()) lengths.push_back(r.length);
   }
+  const std::vector<ReportPlot> plots = report_plots(records, summary);
+  const auto panels = [&](const std::string& suffix) {
+    std::string text;
+    for (const ReportPlot& plot : plots) {
+      const size_t dash = plot.name.find('-');
+      const std::string of = dash == std::string::npos ? "" : plot.name.substr(dash + 1);
+      if (of == suffix || of.starts_with(suffix + "-")) text += plot.svg;
+    }
+    return text;
+  };
   for (const int64_t length : lengths) {
-    out += "<h2>" + length_text(length) + "</h2>\n" + overview(summary, length);
-    out += plot_tasks(summary, length) + plot_budgets(summary, length) + plot_bytes(summary, length) +
-           plot_speed(summary, length) + plot_mass(summary, length) + plot_divergence(summary, length);
+    out += "<h2>" + length_text(length) + "</h2>\n" + overview(summary, length) + panels(length_name(length));
     out += "<details><summary>every task and recipe</summary>\n" + detail_table(summary, length) + "</details>\n";
   }
-  const std::string needles = plot_needles(records, summary);
+  const std::string needles = panels("depth"), costs = panels("cost");
   if (!needles.empty()) out += "<h2>Where facts are found</h2>\n" + heat_legend() + "<br>\n" + needles;
-  const std::string costs = plot_cost(summary, CostPlot::kDecode) + plot_cost(summary, CostPlot::kFirstToken) +
-                            plot_cost(summary, CostPlot::kMemory);
   if (!costs.empty()) out += "<h2>Cost against depth</h2>\n" + costs;
   return out + "<h2>Run</h2>\n" + run_table(info) + "</body></html>\n";
 }

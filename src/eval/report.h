@@ -4,12 +4,19 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "eval/store.h"
 #include "eval/summary.h"
 
 namespace longkv {
 
+struct ReportPlot {
+  std::string name;  // of a file: "budget-32K-vt"; the same name again: a further panel
+  std::string svg;
+};
+// In the order of the page.
+std::vector<ReportPlot> report_plots(std::span<const EvalRecord> records, const Summary& summary);
 std::string report_html(const EvalRunInfo& info, std::span<const EvalRecord> records, const Summary& summary);
 nlohmann::ordered_json summary_json(const Summary& summary);
 

@@ -27,7 +27,7 @@ std::string trade_off(const std::string& title, const PlotAxis& x,
                       const std::vector<std::pair<std::string, std::pair<double, double>>>& points,
                       bool less_is_better) {
   std::vector<PlotSeries> series;
-  for (const auto& [name, point] : points) series.push_back({name, {point}, {}, false, false, true, name});
+  for (const auto& [name, point] : points) series.push_back({name, {point}, {}, false, false, true, name, false});
   auto sorted = points;
   std::stable_sort(sorted.begin(), sorted.end(), [&](const auto& a, const auto& b) {
     return less_is_better ? a.second.first < b.second.first : a.second.first > b.second.first;
@@ -55,7 +55,7 @@ std::vector<std::string> report_labels(const Summary& summary) {
   return labels;
 }
 
-std::string plot_needles(std::span<const EvalRecord> records, const Summary& summary) {
+std::vector<std::string> plot_needles(std::span<const EvalRecord> records, const Summary& summary) {
   std::set<int64_t> lengths;
   std::set<double> depths;
   std::map<std::tuple<std::string, double, int64_t>, std::pair<double, int64_t>> cells;
@@ -71,7 +71,7 @@ std::string plot_needles(std::span<const EvalRecord> records, const Summary& sum
     mean.first += r.score;
     ++mean.second;
   }
-  std::string out;
+  std::vector<std::string> out;
   for (const std::string& label : report_labels(summary)) {
     const auto mean = means.find(label);
     if (mean == means.end()) continue;
@@ -92,7 +92,7 @@ std::string plot_needles(std::span<const EvalRecord> records, const Summary& sum
         map.notes.back().push_back(known ? fmt::format("{:.0f}/{}", cell->second.first, cell->second.second) : "");
       }
     }
-    out += heat_map(map);
+    out.push_back(heat_map(map));
   }
   return out;
 }
@@ -123,50 +123,70 @@ std::string plot_tasks(const Summary& summary, int64_t length) {
       map.notes.back().push_back(known ? fmt::format("{:.0f}", 100 * row->score.mean) : "");
     }
   }
-  // Names of tasks are wider than cells: numbers stand below, names in the title's place.
-  std::string names;
-  for (size_t i = 0; i < tasks.size(); ++i) {
-    names += fmt::format("{}{} {}", i == 0 ? "" : ", ", i + 1, tasks[i]);
-    map.columns[i] = std::to_string(i + 1);
+  // Many names do not fit below their columns: numbers stand there.
+  if (tasks.size() > 8) {
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      map.x_title += fmt::format("{}{} {}", i == 0 ? "" : ", ", i + 1, tasks[i]);
+      map.columns[i] = std::to_string(i + 1);
+    }
   }
-  return heat_map(map) + "<p>" + escape_html(names) + "</p>\n";
+  return heat_map(map);
 }
 
-std::string plot_budgets(const Summary& summary, int64_t length) {
-  std::vector<PlotSeries> series;
-  std::map<std::string, std::vector<std::pair<int64_t, const TotalRow*>>> families;
-  double full = -1;
+std::string plot_budgets(const Summary& summary, int64_t length, const std::string& task) {
+  struct Point {
+    int64_t budget;
+    double mean, low, high;
+  };
+  std::map<std::string, std::vector<Point>> families;
+  std::vector<std::string> order;
+  std::optional<Point> full;
   std::set<int64_t> budgets;
-  for (const TotalRow& t : summary.totals) {
-    if (t.length != length || t.tasks == 0) continue;
-    if (t.label == "full") full = t.mean;
-    const BudgetLabel b = split_budget(t.label);
-    if (b.budget == 0) continue;
-    families[b.family].emplace_back(b.budget, &t);
+  const auto add = [&](const std::string& label, double mean, double low, double high) {
+    if (label == "full") full = Point{0, 100 * mean, 100 * low, 100 * high};
+    const BudgetLabel b = split_budget(label);
+    if (b.budget == 0) return;
+    add_new(order, b.family);
+    families[b.family].push_back({b.budget, 100 * mean, 100 * low, 100 * high});
     budgets.insert(b.budget);
+  };
+  if (task.empty()) {
+    for (const TotalRow& t : summary.totals) {
+      if (t.length == length && t.tasks > 0) add(t.label, t.mean, t.low, t.high);
+    }
+  } else {
+    for (const SummaryRow& r : summary.rows) {
+      if (r.length == length && r.task == task && !r.lower_is_better && r.score.n > 0) {
+        add(r.label, r.score.mean, r.score.low, r.score.high);
+      }
+    }
   }
   if (budgets.size() < 2) return {};
-  for (auto& [family, rows] : families) {
-    std::sort(rows.begin(), rows.end());
+  std::vector<PlotSeries> series;
+  for (const std::string& family : order) {
+    auto& points = families[family];
+    std::sort(points.begin(), points.end(), [](const Point& a, const Point& b) { return a.budget < b.budget; });
     PlotSeries s;
     s.name = family;
-    for (const auto& [budget, t] : rows) {
-      const Interval i{t->mean, t->mean, t->mean, t->n};
-      s.points.emplace_back(double(budget), 100 * i.mean);
+    // The ceiling of every choice of so many rows.
+    s.strong = family == "oracle";
+    for (const Point& p : points) {
+      s.points.emplace_back(double(p.budget), p.mean);
+      s.bars.emplace_back(p.low, p.high);
     }
     series.push_back(std::move(s));
   }
-  if (full >= 0) {
-    series.push_back({"full attention",
-                      {{double(*budgets.begin()), 100 * full}, {double(*budgets.rbegin()), 100 * full}},
-                      {},
-                      true,
-                      true,
-                      false,
-                      {}});
+  if (full) {
+    PlotSeries s;
+    s.name = "full attention";
+    s.points = {{double(*budgets.begin()), full->mean}, {double(*budgets.rbegin()), full->mean}};
+    s.dashed = s.strong = true;
+    s.marks = false;
+    series.push_back(std::move(s));
   }
-  return line_plot(fmt::format("mean score against budget, {} tokens", tokens_text(length)),
-                   {"rows per KV head and step", true, true, {}, {}}, {"mean score, %", false, false, 0, 100}, series);
+  return line_plot(fmt::format("{} against budget, {} tokens", task.empty() ? "mean score" : task, tokens_text(length)),
+                   {"rows per KV head and step", true, true, {}, {}}, {"score, %", false, false, 0, 100}, series,
+                   PlotNames::kAtEnd);
 }
 
 std::string plot_bytes(const Summary& summary, int64_t length) {
@@ -218,42 +238,61 @@ std::string plot_cost(const Summary& summary, CostPlot what) {
     series.push_back(std::move(s));
   }
   const PlotAxis x{"tokens", true, true, {}, {}};
+  const PlotNames names = PlotNames::kAtEnd;
   if (what == CostPlot::kDecode)
-    return line_plot("decode speed against depth", x, {"tokens/s", false, false, {}, {}}, series);
+    return line_plot("decode speed against depth", x, {"tokens/s", true, false, {}, {}}, series, names);
   if (what == CostPlot::kFirstToken) {
-    return line_plot("reading the prompt against its length", x, {"seconds", true, false, {}, {}}, series);
+    return line_plot("reading the prompt against its length", x, {"seconds", true, false, {}, {}}, series, names);
   }
-  return line_plot("KV memory against depth", x, {"MiB of rows and summaries", true, false, {}, {}}, series);
+  return line_plot("KV memory against depth", x, {"MiB of rows and summaries", true, false, {}, {}}, series, names);
 }
 
 std::string plot_mass(const Summary& summary, int64_t length) {
-  HeatMap map;
-  map.title = fmt::format("captured mass of full attention by layer, {} tokens", tokens_text(length));
-  map.x_title = "layer";
-  std::map<std::string, std::pair<std::vector<double>, int64_t>> sums;
-  size_t layers = 0;
+  struct Sum {
+    std::vector<double> layers, heads;
+    int64_t n = 0;
+  };
+  std::map<std::string, Sum> sums;
+  size_t layers = 0, heads = 0;
+  const auto add = [](std::vector<double>& sum, const std::vector<double>& mass) {
+    sum.resize(std::max(sum.size(), mass.size()));
+    for (size_t i = 0; i < mass.size(); ++i) sum[i] += mass[i];
+  };
   for (const SummaryRow& r : summary.rows) {
     if (r.length != length || r.layer_mass.empty()) continue;
-    auto& [sum, n] = sums[r.label];
-    sum.resize(std::max(sum.size(), r.layer_mass.size()));
-    for (size_t l = 0; l < r.layer_mass.size(); ++l) sum[l] += r.layer_mass[l];
-    ++n;
-    layers = std::max(layers, sum.size());
+    Sum& sum = sums[r.label];
+    add(sum.layers, r.layer_mass);
+    add(sum.heads, r.head_mass);
+    ++sum.n;
+    layers = std::max(layers, sum.layers.size());
+    heads = std::max(heads, sum.heads.size());
   }
   if (sums.empty()) return {};
-  for (size_t l = 0; l < layers; ++l) map.columns.push_back(std::to_string(l));
+  const size_t per_layer = heads / layers;
+  HeatMap map;
+  map.title = fmt::format("captured mass of full attention, {} tokens", tokens_text(length));
+  map.x_title = per_layer > 1 ? "layer.KV head" : "layer";
+  const size_t columns = per_layer > 1 ? heads : layers;
+  for (size_t c = 0; c < columns; ++c) {
+    // Where columns are narrow every layer's first one is named.
+    const bool first = per_layer <= 1 || c % per_layer == 0;
+    map.columns.push_back(per_layer <= 1  ? std::to_string(c)
+                          : columns <= 24 ? fmt::format("{}.{}", c / per_layer, c % per_layer)
+                          : first         ? std::to_string(c / per_layer)
+                                          : "");
+  }
   for (const std::string& label : report_labels(summary)) {
-    if (!sums.contains(label)) continue;
+    const auto found = sums.find(label);
+    if (found == sums.end()) continue;
+    const std::vector<double>& sum = per_layer > 1 ? found->second.heads : found->second.layers;
     map.rows.push_back(label);
-    map.cells.emplace_back();
-    map.notes.emplace_back();
-    for (const double sum : sums[label].first) {
-      const double mass = sum / double(sums[label].second);
-      map.cells.back().push_back(mass);
-      map.notes.back().push_back(fmt::format("{:.2f}", mass));
+    map.cells.emplace_back(columns);
+    map.notes.emplace_back(columns);
+    for (size_t c = 0; c < sum.size(); ++c) {
+      const double mass = sum[c] / double(found->second.n);
+      map.cells.back()[c] = mass;
+      if (columns <= 24) map.notes.back()[c] = fmt::format("{:.2f}", mass);
     }
-    map.cells.back().resize(layers);
-    map.notes.back().resize(layers);
   }
   return heat_map(map);
 }

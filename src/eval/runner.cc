@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <mutex>
+#include <thread>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -27,6 +30,53 @@ struct Item {
   const EvalSample* given = nullptr;  // of a data set
 };
 
+// Sessions of one of the prompts that are played at the same time.
+struct Job {
+  int index = 0;
+  std::unique_ptr<Session> session, noise;
+  std::unique_ptr<PromptPlayer> player;  // of `session`
+};
+
+// Length by length; within one, the first samples of all tasks come before the second ones.
+std::vector<Item> list_items(const EvalOptions& options) {
+  std::vector<Item> items;
+  for (const int64_t length : options.lengths) {
+    for (int64_t index = 0; index < options.samples; ++index) {
+      for (const EvalTask* task : options.tasks) {
+        Item item;
+        item.task = task;
+        item.id.root = options.seed;
+        item.id.task = task->name;
+        item.id.version = task->version;
+        item.id.length = length;
+        item.id.index = index;
+        if (task->has_depth) item.id.depth = depth_of(options.depths, index);
+        items.push_back(std::move(item));
+      }
+    }
+  }
+  for (const EvalSample& sample : options.given) {
+    Item item;
+    item.given = &sample;
+    item.id = sample.id;
+    items.push_back(std::move(item));
+  }
+  return items;
+}
+
+// A prompt that cannot be made has no tokens, and its reason is in `refused`.
+Result<EvalPrompt> make_prompt(const EvalOptions& options, const PromptMaker& maker, const Item& item,
+                               std::string& refused) {
+  TaskRequest request;
+  request.id = item.id;
+  request.form = options.form;
+  request.haystack = options.haystack;
+  Result<EvalPrompt> prompt = item.given != nullptr ? maker.encode(*item.given) : maker.fit(*item.task, request);
+  if (prompt.ok() || prompt.status().code() != Code::kInvalidArgument) return prompt;
+  refused = prompt.status().message();
+  return EvalPrompt{};
+}
+
 class Runner {
  public:
   Runner(const EvalOptions& options, const PromptMaker& maker, const EvalEngine& engine, EvalStore& store,
@@ -34,51 +84,51 @@ class Runner {
       : options_(options), maker_(maker), engine_(engine), store_(store), cancel_(cancel) {}
 
   Status run(const std::function<void(const EvalProgress&)>& report) {
-    const std::vector<Item> items = list();
-    EvalProgress progress;
-    progress.prompts_total = int64_t(items.size());
-    const auto begin = Clock::now();
-    for (const Item& item : items) {
-      if (cancel_ != nullptr && cancel_->load()) return fail(Code::kCancelled, "interrupted");
-      progress.now = fmt::format("{} {} #{}", item.id.task, item.id.length, item.id.index);
-      progress.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-      if (report) report(progress);
-      LONGKV_ASSIGN(const bool known, run_item(item));
-      ++progress.prompts;
-      progress.known += known;
-    }
-    progress.now.clear();
-    progress.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-    if (report) report(progress);
+    items_ = list_items(options_);
+    report_ = &report;
+    progress_.prompts_total = int64_t(items_.size());
+    begin_ = Clock::now();
+    available_ = engine_.available_bytes();
+    std::vector<std::thread> threads;
+    for (int i = 1; i < engine_.jobs; ++i) threads.emplace_back([this, i] { work(i); });
+    work(0);
+    for (std::thread& t : threads) t.join();
+    LONGKV_TRY(status_);
+    tell("");
     return {};
   }
 
  private:
-  // Length by length; within one, the first samples of all tasks come before the second ones.
-  std::vector<Item> list() const {
-    std::vector<Item> items;
-    for (const int64_t length : options_.lengths) {
-      for (int64_t index = 0; index < options_.samples; ++index) {
-        for (const EvalTask* task : options_.tasks) {
-          Item item;
-          item.task = task;
-          item.id.root = options_.seed;
-          item.id.task = task->name;
-          item.id.version = task->version;
-          item.id.length = length;
-          item.id.index = index;
-          if (task->has_depth) item.id.depth = depth_of(options_.depths, index);
-          items.push_back(std::move(item));
-        }
+  // Takes one item after the other until none is left or one fails.
+  void work(int index) {
+    Job job;
+    job.index = index;
+    while (true) {
+      const Item* item = nullptr;
+      {
+        const std::lock_guard lock(mutex_);
+        if (status_.ok() && cancel_ != nullptr && cancel_->load()) status_ = fail(Code::kCancelled, "interrupted");
+        if (!status_.ok() || next_ == items_.size()) break;
+        item = &items_[next_++];
+        tell(fmt::format("{} {} #{}", item->id.task, item->id.length, item->id.index));
+      }
+      const Result<bool> known = run_item(*item, job);
+      const std::lock_guard lock(mutex_);
+      if (known.ok()) {
+        ++progress_.prompts;
+        progress_.known += *known;
+      } else if (status_.ok()) {
+        status_ = known.status();
       }
     }
-    for (const EvalSample& sample : options_.given) {
-      Item item;
-      item.given = &sample;
-      item.id = sample.id;
-      items.push_back(std::move(item));
-    }
-    return items;
+    const std::lock_guard lock(sessions_);
+    job = {};
+  }
+
+  void tell(const std::string& now) {
+    progress_.now = now;
+    progress_.seconds = std::chrono::duration<double>(Clock::now() - begin_).count();
+    if (*report_) (*report_)(progress_);
   }
 
   EvalRecord blank(const Item& item, const std::string& kv, const std::string& label) const {
@@ -93,13 +143,24 @@ class Runner {
     r.kv = kv;
     r.label = label;
     r.question = options_.play.question_seen ? "seen" : "hidden";
+    r.jobs = engine_.jobs;
     return r;
   }
 
+  bool has(const EvalRecord& record) {
+    const std::lock_guard lock(mutex_);
+    return store_.has(record.key());
+  }
+  Status add(const EvalRecord& record) {
+    const std::lock_guard lock(mutex_);
+    LONGKV_TRY(status_);
+    return store_.append(record);
+  }
+
   // Whether nothing had to be computed.
-  Result<bool> run_item(const Item& item) {
+  Result<bool> run_item(const Item& item, Job& job) {
     const std::string full = Recipe{}.canonical();
-    const auto known = [&](const std::string& kv) { return store_.has(blank(item, kv, "").key()); };
+    const auto known = [&](const std::string& kv) { return has(blank(item, kv, "")); };
     std::vector<size_t> missing;
     for (size_t i = 0; i < options_.recipes.size(); ++i) {
       if (!known(options_.recipes[i].recipe.canonical())) missing.push_back(i);
@@ -108,17 +169,17 @@ class Runner {
     const bool wants_full = !known(full);
     if (missing.empty() && !wants_noise && !wants_full) return true;
 
-    LONGKV_ASSIGN(const EvalPrompt prompt, make_prompt(item));
+    std::string refused;
+    LONGKV_ASSIGN(const EvalPrompt prompt, make_prompt(options_, maker_, item, refused));
     const int64_t needed = prompt.tokens();
     if (prompt.ids.empty() || needed > engine_.context) {
-      const std::string why = prompt.ids.empty()
-                                  ? refused_
-                                  : fmt::format("{} tokens do not fit the context of {}", needed, engine_.context);
+      const std::string why =
+          prompt.ids.empty() ? refused : fmt::format("{} tokens do not fit the context of {}", needed, engine_.context);
       const auto skip = [&](const std::string& kv, const std::string& label) {
         EvalRecord r = blank(item, kv, label);
         r.skipped = why;
         if (!prompt.ids.empty()) describe(prompt, r);
-        return store_.append(r);
+        return add(r);
       };
       if (wants_full) LONGKV_TRY(skip(full, "full"));
       for (const size_t i : missing) {
@@ -128,18 +189,13 @@ class Runner {
       return false;
     }
     const int64_t context = context_for(item, needed);
-    if (!session_ || session_->context() != context) {
-      session_.reset();
-      other_.reset();
-      LONGKV_ASSIGN(session_, engine_.session(context, false));
-    }
+    if (!job.session || job.session->context() != context) LONGKV_TRY(open(job, context));
     LONGKV_ASSIGN(const auto groups, group(missing, context));
     bool full_written = !wants_full;
     for (const std::vector<size_t>& g : groups) {
       std::vector<Recipe> recipes;
       for (const size_t i : g) recipes.push_back(options_.recipes[i].recipe);
-      PromptPlayer player(*session_, maker_.tokenizer(), options_.play, cancel_);
-      LONGKV_TRY(player.play(prompt, recipes, {}, [&](int64_t i, const PlayedAnswer& answer) -> Status {
+      LONGKV_TRY(job.player->play(prompt, recipes, {}, [&](int64_t i, const PlayedAnswer& answer) -> Status {
         if (i < 0 && std::exchange(full_written, true)) return {};
         const EvalRecipe* r = i < 0 ? nullptr : &options_.recipes[g[size_t(i)]];
         return append(item, prompt, r == nullptr ? full : r->recipe.canonical(), r == nullptr ? "full" : r->label,
@@ -147,27 +203,26 @@ class Runner {
       }));
     }
     if (wants_noise) {
-      if (!other_) {
-        LONGKV_ASSIGN(other_, engine_.session(context, true));
+      if (!job.noise) {
+        const std::lock_guard lock(sessions_);
+        LONGKV_ASSIGN(job.noise, engine_.session(context, true, job.index));
       }
-      PromptPlayer player(*other_, maker_.tokenizer(), options_.play, cancel_);
-      LONGKV_TRY(player.play(prompt, {}, {}, [&](int64_t, const PlayedAnswer& answer) {
-        return append(item, prompt, engine_.noise_label, engine_.noise_label, Recipe{}, answer);
-      }));
+      PlayedAnswer answer;
+      PromptPlayer player(*job.noise, maker_.tokenizer(), options_.play, cancel_);
+      LONGKV_TRY(player.replay(prompt, job.player->script(), answer));
+      LONGKV_TRY(append(item, prompt, engine_.noise_label, engine_.noise_label, Recipe{}, answer));
     }
     return false;
   }
 
-  // A prompt that cannot be made has no tokens, and its reason is in refused_.
-  Result<EvalPrompt> make_prompt(const Item& item) {
-    TaskRequest request;
-    request.id = item.id;
-    request.form = options_.form;
-    request.haystack = options_.haystack;
-    Result<EvalPrompt> prompt = item.given != nullptr ? maker_.encode(*item.given) : maker_.fit(*item.task, request);
-    if (prompt.ok() || prompt.status().code() != Code::kInvalidArgument) return prompt;
-    refused_ = prompt.status().message();
-    return EvalPrompt{};
+  Status open(Job& job, int64_t context) {
+    const std::lock_guard lock(sessions_);
+    job.player.reset();
+    job.session.reset();
+    job.noise.reset();
+    LONGKV_ASSIGN(job.session, engine_.session(context, false, job.index));
+    job.player = std::make_unique<PromptPlayer>(*job.session, maker_.tokenizer(), options_.play, cancel_);
+    return {};
   }
 
   // Generated prompts of a length share a context, so that settings that depend on it are the same for all.
@@ -186,10 +241,12 @@ class Runner {
   Result<std::vector<std::vector<size_t>>> group(const std::vector<size_t>& recipes, int64_t context) {
     std::vector<std::vector<size_t>> groups;
     LONGKV_ASSIGN(const int64_t full, engine_.bytes(Recipe{}, context));
-    const int64_t room = engine_.available_bytes() - full;
+    // Of several jobs each has its share of what was free before they began.
+    const int64_t room = (engine_.jobs > 1 ? available_ / engine_.jobs : engine_.available_bytes()) - full;
     if (room < 0) {
-      return fail(Code::kOutOfMemory, "full attention over {} tokens needs {} MiB, {} MiB are available", context,
-                  full >> 20, (full + room) >> 20);
+      return fail(Code::kOutOfMemory,
+                  "full attention over {} tokens needs {} MiB, {} MiB are available for each of {} prompts at a time",
+                  context, full >> 20, (full + room) >> 20, engine_.jobs);
     }
     if (recipes.empty()) return std::vector<std::vector<size_t>>{{}};
     int64_t left = 0;
@@ -206,7 +263,7 @@ class Runner {
       groups.back().push_back(i);
       left -= bytes;
     }
-    if (groups.size() > 1 && !std::exchange(told_groups_, true)) {
+    if (groups.size() > 1 && !told_groups_.exchange(true)) {
       LONGKV_TRY(
           notice(fmt::format("memory holds the recipes in {} groups; each reads the prompts again", groups.size())));
     }
@@ -250,6 +307,9 @@ class Runner {
     r.captured_mass = a.captured_mass;
     r.output_error = a.output_error;
     r.layer_mass = a.layer_mass;
+    // Four digits show all there is to see, and there are hundreds.
+    for (const double mass : a.head_mass) r.head_mass.push_back(std::round(mass * 1e4) / 1e4);
+    r.read_on = a.read_on_card ? engine_.card : "CPU";
     r.shared_prefill = a.shared_prefill;
     r.prefill_seconds = a.prefill_seconds;
     r.seconds_per_token = a.seconds_per_token;
@@ -258,7 +318,7 @@ class Runner {
     r.index_bytes = a.index_bytes;
     r.rows_attended = a.rows_attended;
     r.bytes_per_token = a.bytes_per_token;
-    return store_.append(r);
+    return add(r);
   }
 
   const EvalOptions& options_;
@@ -266,9 +326,16 @@ class Runner {
   const EvalEngine& engine_;
   EvalStore& store_;
   const std::atomic<bool>* cancel_;
-  std::unique_ptr<Session> session_, other_;
-  std::string refused_;
-  bool told_groups_ = false;
+  std::vector<Item> items_;
+  Clock::time_point begin_;
+  int64_t available_ = 0;
+  std::atomic<bool> told_groups_ = false;
+  std::mutex sessions_;  // while sessions are made and ended
+  std::mutex mutex_;     // of the store and what follows
+  const std::function<void(const EvalProgress&)>* report_ = nullptr;
+  EvalProgress progress_;
+  size_t next_ = 0;
+  Status status_;  // of the job that failed first
 };
 
 }  // namespace
@@ -276,6 +343,34 @@ class Runner {
 Status run_evaluation(const EvalOptions& options, const PromptMaker& maker, const EvalEngine& engine, EvalStore& store,
                       const std::function<void(const EvalProgress&)>& report, const std::atomic<bool>* cancel) {
   return Runner(options, maker, engine, store, cancel).run(report);
+}
+
+Status write_prompts(const EvalOptions& options, const PromptMaker& maker,
+                     const std::function<Status(const std::string& line)>& sink) {
+  for (const Item& item : list_items(options)) {
+    std::string refused;
+    LONGKV_ASSIGN(const EvalPrompt prompt, make_prompt(options, maker, item, refused));
+    nlohmann::ordered_json j;
+    j["suite"] = item.given != nullptr ? item.given->suite : "longkv";
+    j["task"] = item.id.task;
+    j["length"] = item.id.length;
+    j["depth"] = item.id.depth;
+    j["index"] = item.id.index;
+    if (prompt.ids.empty()) {
+      j["skipped"] = refused;
+    } else {
+      j["metric"] = eval_metric_name(prompt.sample.metric);
+      j["references"] = prompt.sample.references;
+      j["stop"] = prompt.sample.stop;
+      j["new_tokens"] = prompt.new_tokens;
+      j["prompt_hash"] = prompt.hash();
+      j["document_tokens"] = prompt.document;
+      j["ids"] = prompt.ids;
+      if (!prompt.continuation.empty()) j["continuation"] = prompt.continuation;
+    }
+    LONGKV_TRY(sink(j.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n"));
+  }
+  return {};
 }
 
 }  // namespace longkv

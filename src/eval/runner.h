@@ -25,13 +25,16 @@ struct EvalRecipe {
 
 // What the runner needs of a machine and a model.
 struct EvalEngine {
-  // An empty session of full attention; with `other_threads` over another number of threads, for the noise floor.
-  std::function<Result<std::unique_ptr<Session>>(int64_t context, bool other_threads)> session;
+  // An empty session of full attention for one of the jobs; with `noise` in another way that should not matter (number
+  // of threads, machine), for the noise floor. Made and ended by one thread at a time, used by the job's own.
+  std::function<Result<std::unique_ptr<Session>>(int64_t context, bool noise, int job)> session;
   // Bytes that a recipe's side holds at a context; full attention is Recipe{}.
   std::function<Result<int64_t>(const Recipe& recipe, int64_t context)> bytes;
   std::function<int64_t()> available_bytes;
   std::string noise_label;  // "full@threads=1"
+  std::string card;         // that reads the prompts; empty: the CPU does
   int64_t context = 0;      // tokens that the model may hold
+  int jobs = 1;             // prompts at a time; what is answered does not depend on it
 };
 
 struct EvalOptions {
@@ -59,5 +62,10 @@ struct EvalProgress {
 // kOutOfMemory (not even one recipe fits beside full attention), kInternal.
 Status run_evaluation(const EvalOptions& options, const PromptMaker& maker, const EvalEngine& engine, EvalStore& store,
                       const std::function<void(const EvalProgress&)>& report, const std::atomic<bool>* cancel);
+
+// The prompts themselves, in the order in which they would be played: a line of JSON each, with the tokens of document
+// and question, for programs that answer the same ones. Those that cannot be made have their reason.
+Status write_prompts(const EvalOptions& options, const PromptMaker& maker,
+                     const std::function<Status(const std::string& line)>& sink);
 
 }  // namespace longkv

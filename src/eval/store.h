@@ -33,7 +33,9 @@ struct EvalRecord {
   int64_t prompt_tokens = 0, document_tokens = 0, new_tokens = 0, answer_tokens = 0, units = 0;
   int64_t compared = 0, checked = 0;
   double kl_mean = 0, kl_max = 0, same_top = 0, captured_mass = 0, output_error = 0;
-  std::vector<double> kl_buckets, layer_mass;
+  std::vector<double> kl_buckets, layer_mass, head_mass;  // head_mass: [layers][kv_heads]
+  std::string read_on;                                    // what read the prompt: "CPU" or a card's name
+  int64_t jobs = 1;  // prompts that were played at the same time: times are then of a machine that was shared
   bool shared_prefill = false;
   double prefill_seconds = 0, seconds_per_token = 0;
   double kept_rows = 0, rows_attended = 0, bytes_per_token = 0;
@@ -50,7 +52,7 @@ using EvalRunInfo = nlohmann::ordered_json;
 
 class EvalStore {
  public:
-  static constexpr int kFormat = 1;
+  static constexpr int kFormat = 2;
 
   // Opens or creates DIR/samples.jsonl and DIR/run.json. A last line that a kill tore is removed, with a notice.
   // Errors: kIo (cannot be created or written), kInvalidArgument (`info` differs from run.json's: another model,

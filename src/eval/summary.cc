@@ -1,6 +1,7 @@
 #include "eval/summary.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 #include <tuple>
@@ -40,6 +41,8 @@ SummaryRow summarise_group(const std::vector<const EvalRecord*>& group,
     }
     row.metric = r->metric;
     row.sparse = r->sparse;
+    row.read_on = r->read_on;
+    row.jobs = std::max(row.jobs, r->jobs);
     row.lower_is_better = r->metric == "nll";
     scores.push_back(r->score);
     row.flagged += r->candidates > int64_t(r->references.size());
@@ -59,6 +62,8 @@ SummaryRow summarise_group(const std::vector<const EvalRecord*>& group,
       row.output_error += r->output_error;
       row.layer_mass.resize(std::max(row.layer_mass.size(), r->layer_mass.size()));
       for (size_t l = 0; l < r->layer_mass.size(); ++l) row.layer_mass[l] += r->layer_mass[l];
+      row.head_mass.resize(std::max(row.head_mass.size(), r->head_mass.size()));
+      for (size_t h = 0; h < r->head_mass.size(); ++h) row.head_mass[h] += r->head_mass[h];
     }
     row.kl_buckets.resize(std::max(row.kl_buckets.size(), r->kl_buckets.size()));
     for (size_t b = 0; b < r->kl_buckets.size(); ++b) row.kl_buckets[b] += r->kl_buckets[b];
@@ -84,6 +89,7 @@ SummaryRow summarise_group(const std::vector<const EvalRecord*>& group,
     row.captured_mass /= double(checked);
     row.output_error /= double(checked);
     for (double& m : row.layer_mass) m /= double(checked);
+    for (double& m : row.head_mass) m /= double(checked);
   } else {
     row.captured_mass = 1;
   }
@@ -121,6 +127,8 @@ std::vector<TotalRow> total(const std::vector<SummaryRow>& rows) {
     ++t.tasks;
     t.n += row.score.n;
     t.mean += row.score.mean;
+    t.low += (row.score.mean - row.score.low) * (row.score.mean - row.score.low);
+    t.high += (row.score.high - row.score.mean) * (row.score.high - row.score.mean);
     t.agreement += row.agreement;
     t.kl_mean += row.kl_mean;
     t.captured_mass += row.captured_mass;
@@ -146,6 +154,9 @@ std::vector<TotalRow> total(const std::vector<SummaryRow>& rows) {
                          &t.kept_bytes, &t.tokens_per_second}) {
       *mean /= tasks;
     }
+    // Half-widths of independent tasks add in squares.
+    t.low = t.mean - std::sqrt(t.low) / tasks;
+    t.high = t.mean + std::sqrt(t.high) / tasks;
     t.p = sign_test(t.better, t.better + t.worse);
   }
   return totals;

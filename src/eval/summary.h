@@ -24,7 +24,9 @@ struct SummaryRow {
   int64_t compared = 0;  // tokens behind the divergence
   double kl_mean = 0, kl_max = 0, same_top = 0;
   double captured_mass = 0, output_error = 0;
-  std::vector<double> kl_buckets, layer_mass;
+  std::vector<double> kl_buckets, layer_mass, head_mass;  // head_mass: [layers][kv_heads]
+  std::string read_on;
+  int64_t jobs = 1;
   // Equal budgets, in tokens and in bytes.
   double rows_attended = 0, share_attended = 0, bytes_per_token = 0, kept_rows = 0, kept_bytes = 0, index_bytes = 0;
   double tokens_per_second = 0, prefill_seconds = 0;
@@ -37,6 +39,7 @@ struct TotalRow {
   int64_t length = 0;
   int64_t tasks = 0, n = 0, skipped = 0;
   double mean = 0;                        // of the tasks' scores
+  double low = 0, high = 0;               // 95% interval of it, from those of the tasks
   double smallest = 1, largest_drop = 0;  // of a task's score; of full attention's score less this one's
   std::string smallest_task, largest_drop_task;
   int64_t better = 0, worse = 0;
@@ -54,5 +57,7 @@ Summary summarise(std::span<const EvalRecord> records);
 std::string summary_csv(const Summary& summary);
 // Tables for a terminal and for Markdown: one a length, a column a task.
 std::string summary_text(const Summary& summary);
+// What read the prompts, where that was not the CPU that decoded, and how far times can be trusted: a sentence a line.
+std::string reading_text(const Summary& summary);
 
 }  // namespace longkv

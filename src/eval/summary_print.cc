@@ -46,10 +46,38 @@ std::string harness_text(const Summary& summary) {
   for (const auto& [phase, labels] : phases) {
     out += fmt::format("Unlike full attention in {}: {}.\n", phase, join(labels, ", "));
   }
-  return out;
+  return out + reading_text(summary);
 }
 
 }  // namespace
+
+std::string reading_text(const Summary& summary) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> readers;
+  int64_t jobs = 1;
+  for (const SummaryRow& r : summary.rows) {
+    if (r.score.n == 0) continue;
+    jobs = std::max(jobs, r.jobs);
+    auto found = std::find_if(readers.begin(), readers.end(), [&](const auto& p) { return p.first == r.read_on; });
+    if (found == readers.end()) found = readers.insert(readers.end(), {r.read_on, {}});
+    if (std::find(found->second.begin(), found->second.end(), r.label) == found->second.end()) {
+      found->second.push_back(r.label);
+    }
+  }
+  std::string out;
+  for (const auto& [reader, labels] : readers) {
+    if (reader == "CPU" && readers.size() == 1) continue;
+    // The first reader is full attention's, whose keys and values most recipes share.
+    out += &reader == &readers.front().first
+               ? fmt::format("Prompts were read on {}, every token was decoded on the CPU.\n", reader)
+               : fmt::format("Prompts read on {}: {}.\n", reader, join(labels, ", "));
+  }
+  if (jobs > 1) {
+    out += fmt::format(
+        "Times are of {} prompts at once: they show what a recipe costs beside others, not what it takes alone.\n",
+        jobs);
+  }
+  return out;
+}
 
 std::string summary_csv(const Summary& summary) {
   std::string out =
@@ -57,7 +85,7 @@ std::string summary_csv(const Summary& summary) {
       "difference,difference_low,difference_high,better,worse,sign_test_p,agreement,compared_tokens,kl_mean,kl_max,"
       "same_top,captured_mass,output_error,rows_attended,share_attended,bytes_per_token,kept_rows,kept_bytes,index_"
       "bytes,"
-      "tokens_per_second,prefill_seconds,shared_prefill\n";
+      "tokens_per_second,prefill_seconds,shared_prefill,read_on,jobs\n";
   for (const SummaryRow& r : summary.rows) {
     out += fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},", csv_text(r.suite), csv_text(r.task), r.version,
                        r.length, csv_text(r.label), csv_text(r.kv), r.question, csv_text(r.sparse), r.metric, r.score.n,
@@ -67,9 +95,9 @@ std::string summary_csv(const Summary& summary) {
                        r.against_full.better, r.against_full.worse, r.against_full.p, r.agreement);
     out += fmt::format("{},{:.6g},{:.6g},{:.6g},{:.6g},{:.6g},", r.compared, r.kl_mean, r.kl_max, r.same_top,
                        r.captured_mass, r.output_error);
-    out += fmt::format("{:.1f},{:.6g},{:.0f},{:.1f},{:.0f},{:.0f},{:.4g},{:.4g},{}\n", r.rows_attended,
+    out += fmt::format("{:.1f},{:.6g},{:.0f},{:.1f},{:.0f},{:.0f},{:.4g},{:.4g},{},{},{}\n", r.rows_attended,
                        r.share_attended, r.bytes_per_token, r.kept_rows, r.kept_bytes, r.index_bytes,
-                       r.tokens_per_second, r.prefill_seconds, r.shared_prefill ? 1 : 0);
+                       r.tokens_per_second, r.prefill_seconds, r.shared_prefill ? 1 : 0, csv_text(r.read_on), r.jobs);
   }
   return out;
 }
@@ -110,7 +138,7 @@ std::string summary_text(const Summary& summary) {
         if (row != summary.rows.end() && row->score.n > 0) any = &*row;
       }
       if (t.tasks > 0) {
-        line.push_back(fmt::format("{:.1f}", 100 * t.mean));
+        line.push_back(fmt::format("{:.1f} [{:.0f}, {:.0f}]", 100 * t.mean, 100 * t.low, 100 * t.high));
         line.push_back(t.largest_drop > 0 ? fmt::format("{:.0f} {}", 100 * t.largest_drop, t.largest_drop_task) : "0");
         line.push_back(fmt::format("{}/{}", t.better, t.worse));
         line.push_back(fmt::format("{:.2g}", t.p));

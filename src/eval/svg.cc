@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace longkv {
 
@@ -106,20 +107,83 @@ std::string escape_html(const std::string& text) {
   return out;
 }
 
+namespace {
+
+// A text's place, so that the next one avoids it.
+struct Box {
+  double left, top, right, bottom;
+  bool meets(const Box& o) const { return left < o.right && o.left < right && top < o.bottom && o.top < bottom; }
+};
+
+// Names of points, each in the nearest free place around its point; where none is free the point's tooltip must do.
+class Labels {
+ public:
+  void keep_free(double x, double y) { taken_.push_back({x - 4, y - 4, x + 4, y + 4}); }
+
+  std::string place(double x, double y, const std::string& name, const char* colour) {
+    const double width = 5.4 * double(name.size());
+    for (const double away : {0.0, 12.0, 24.0, 38.0}) {
+      for (const auto& [dx, dy] : {std::pair(1, -1), {1, 1}, {-1, -1}, {-1, 1}, {1, 0}, {-1, 0}}) {
+        const double tx = x + dx * (6 + away / 2), ty = y + 4 + dy * (6 + away);
+        const Box box{dx > 0 ? tx : tx - width, ty - 9, dx > 0 ? tx + width : tx, ty + 2};
+        if (box.left < kLeft || box.right > kWidth || box.top < kTop || box.bottom > kHeight - kBottom) continue;
+        if (std::any_of(taken_.begin(), taken_.end(), [&](const Box& b) { return b.meets(box); })) continue;
+        taken_.push_back(box);
+        std::string out;
+        if (away > 0) {
+          out = fmt::format(
+              "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" stroke-width=\"0.6\"/>\n", x,
+              y, tx, ty - 3, colour);
+        }
+        return out + text(tx, ty, dx > 0 ? "start" : "end", name, 10);
+      }
+    }
+    return {};
+  }
+
+ private:
+  std::vector<Box> taken_;
+};
+
+// Heights of names at the lines' ends, pushed apart until none covers another.
+std::vector<double> spread(std::vector<double> wanted, double step, double low, double high) {
+  std::vector<size_t> order(wanted.size());
+  std::iota(order.begin(), order.end(), size_t(0));
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return wanted[a] < wanted[b]; });
+  double last = low - step;
+  for (const size_t i : order) last = wanted[i] = std::max(wanted[i], last + step);
+  // What was pushed out at the bottom goes back up.
+  double next = std::max(high, low + step * double(wanted.size())) + step;
+  for (size_t k = order.size(); k-- > 0;) next = wanted[order[k]] = std::min(wanted[order[k]], next - step);
+  return wanted;
+}
+
+}  // namespace
+
 std::string line_plot(const std::string& title, const PlotAxis& x, const PlotAxis& y,
-                      const std::vector<PlotSeries>& series) {
+                      const std::vector<PlotSeries>& series, PlotNames names) {
+  constexpr double kNamesWidth = 210;
   std::vector<double> xs, ys;
   for (const PlotSeries& s : series) {
     for (const auto& [px, py] : s.points) xs.push_back(px), ys.push_back(py);
     for (const auto& [low, high] : s.bars) ys.push_back(low), ys.push_back(high);
   }
-  // The legend stands below, in two columns.
-  const double legend = kLegendLine * double((series.size() + 1) / 2) + 8;
-  const Scale sx = make_scale(x, xs, kLeft, kWidth - kRight), sy = make_scale(y, ys, kHeight - kBottom, kTop);
+  const bool at_end = names == PlotNames::kAtEnd;
+  // Below the plot names stand in two columns; points that carry their own need none.
+  std::vector<size_t> listed;
+  for (size_t i = 0; i < series.size(); ++i) {
+    if (!at_end && series[i].label.empty()) listed.push_back(i);
+  }
+  const double legend = listed.empty() ? 0 : kLegendLine * double((listed.size() + 1) / 2) + 8;
+  // As many names at the ends as there is height for.
+  const double body = std::max(kHeight, kTop + kBottom + (at_end ? 12.5 * double(series.size()) : 0.0));
+  const double width = kWidth + (at_end ? kNamesWidth : 0), bottom = body - kBottom;
+  const Scale sx = make_scale(x, xs, kLeft, kWidth - kRight), sy = make_scale(y, ys, bottom, kTop);
   std::string out = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} {1:.0f}\" "
-      "font-family=\"sans-serif\" role=\"img\">\n<title>{2}</title>\n",
-      kWidth, kHeight + legend, escape_html(title));
+      "font-family=\"sans-serif\" role=\"img\">\n<title>{2}</title>\n<rect width=\"100%\" height=\"100%\" "
+      "fill=\"#fff\"/>\n",
+      width, body + legend, escape_html(title));
   out += text(kWidth / 2, 18, "middle", title, 14, " font-weight=\"bold\"");
   for (const double t : sy.ticks) {
     out += fmt::format("<line x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"#ddd\"/>\n", kLeft,
@@ -128,55 +192,90 @@ std::string line_plot(const std::string& title, const PlotAxis& x, const PlotAxi
   }
   for (const double t : sx.ticks) {
     out += fmt::format("<line x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1:.1f}\" y2=\"{2:.1f}\" stroke=\"#eee\"/>\n",
-                       sx.at(t), kTop, kHeight - kBottom);
-    out += text(sx.at(t), kHeight - kBottom + 16, "middle", tick_text(t, x.tokens));
+                       sx.at(t), kTop, bottom);
+    out += text(sx.at(t), bottom + 16, "middle", tick_text(t, x.tokens));
   }
   out += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"none\" stroke=\"#888\"/>\n", kLeft,
-                     kTop, kWidth - kRight - kLeft, kHeight - kBottom - kTop);
-  out += text((kLeft + kWidth - kRight) / 2, kHeight - 12, "middle", x.title, 12);
+                     kTop, kWidth - kRight - kLeft, bottom - kTop);
+  out += text((kLeft + kWidth - kRight) / 2, body - 12, "middle", x.title, 12);
   out += text(0, 0, "middle", y.title, 12,
-              fmt::format(" transform=\"translate(14 {:.0f}) rotate(-90)\"", (kTop + kHeight - kBottom) / 2));
+              fmt::format(" transform=\"translate(14 {:.0f}) rotate(-90)\"", (kTop + bottom) / 2));
+  std::vector<double> ends;
+  for (const PlotSeries& s : series) ends.push_back(s.points.empty() ? bottom : sy.at(s.points.back().second));
+  ends = spread(ends, 12.5, kTop + 4, bottom);
+  Labels labels;
+  for (const PlotSeries& s : series) {
+    for (const auto& [px, py] : s.points) {
+      if (s.marks) labels.keep_free(sx.at(px), sy.at(py));
+    }
+  }
+  size_t plain = 0;  // series that take a colour
   for (size_t i = 0; i < series.size(); ++i) {
     const PlotSeries& s = series[i];
-    const char* colour = kColours[i % std::size(kColours)];
+    const size_t turn = s.strong ? 0 : plain++ / (std::size(kColours) - 1);
+    const char* colour = s.strong ? kColours[0] : kColours[1 + (plain - 1) % (std::size(kColours) - 1)];
+    const char* dashes = s.dashed ? " stroke-dasharray=\"6 4\"" : turn % 2 == 1 ? " stroke-dasharray=\"2 2\"" : "";
     if (s.line && s.points.size() > 1) {
       std::string path;
       for (const auto& [px, py] : s.points) path += fmt::format("{:.1f},{:.1f} ", sx.at(px), sy.at(py));
-      out += fmt::format("<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"{}/>\n", path, colour,
-                         s.dashed ? " stroke-dasharray=\"6 4\"" : "");
+      out += fmt::format("<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"{}\"{}/>\n", path, colour,
+                         s.strong ? 3 : 1.6, dashes);
     }
     for (size_t k = 0; s.marks && k < s.points.size(); ++k) {
       const double px = sx.at(s.points[k].first), py = sy.at(s.points[k].second);
       if (k < s.bars.size()) {
         out += fmt::format(
-            "<line x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1:.1f}\" y2=\"{2:.1f}\" stroke=\"{3}\" opacity=\"0.5\"/>\n", px,
+            "<line x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1:.1f}\" y2=\"{2:.1f}\" stroke=\"{3}\" opacity=\"0.4\"/>\n", px,
             sy.at(s.bars[k].first), sy.at(s.bars[k].second), colour);
       }
       out += fmt::format(
           "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.5\" fill=\"{}\"><title>{}: {} / {}</title></circle>\n", px, py,
           colour, escape_html(s.name), tick_text(s.points[k].first, x.tokens), tick_text(s.points[k].second, y.tokens));
-      if (k == 0 && !s.label.empty()) {
-        const bool left = px > kWidth * 0.75;
-        out += text(px + (left ? -6 : 6), py - 5, left ? "end" : "start", s.label, 10);
-      }
+      if (k == 0 && !s.label.empty()) out += labels.place(px, py, s.label, colour);
     }
-    const double lx = i % 2 == 0 ? kLeft : kWidth / 2 + 20, ly = kHeight + kLegendLine * double(i / 2) + 4;
-    out += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"14\" height=\"4\" fill=\"{}\"/>\n", lx, ly - 4, colour);
-    out += text(lx + 20, ly + 1, "start", s.name.size() > 40 ? s.name.substr(0, 37) + "..." : s.name);
+    const std::string name = s.name.size() > 40 ? s.name.substr(0, 37) + "..." : s.name;
+    if (at_end && !s.points.empty()) {
+      const double px = sx.at(s.points.back().first), py = sy.at(s.points.back().second);
+      out += fmt::format(
+          "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" stroke-width=\"0.7\"/>\n", px,
+          py, kWidth + 6, ends[i], colour);
+      out += text(kWidth + 10, ends[i] + 4, "start", name, 11,
+                  fmt::format(" fill=\"{}\"{}", colour, s.strong ? " font-weight=\"bold\"" : ""));
+    }
+    if (const auto at = std::find(listed.begin(), listed.end(), i); at != listed.end()) {
+      const auto place = size_t(at - listed.begin());
+      const double lx = place % 2 == 0 ? kLeft : kWidth / 2 + 20, ly = body + kLegendLine * double(place / 2) + 4;
+      out += fmt::format(
+          "<line x1=\"{0:.1f}\" y1=\"{2:.1f}\" x2=\"{1:.1f}\" y2=\"{2:.1f}\" stroke=\"{3}\" "
+          "stroke-width=\"4\"{4}/>\n",
+          lx, lx + 16, ly - 2, colour, dashes);
+      out += text(lx + 20, ly + 1, "start", name);
+    }
   }
   return out + "</svg>\n";
 }
 
 std::string heat_map(const HeatMap& map) {
-  const double cell_w = map.columns.size() > 12 ? 36 : 56, cell_h = map.rows.size() > 16 ? 14 : 22;
+  // Wide enough for the notes; without any, a page holds some hundred columns.
+  const bool noted = std::any_of(map.notes.begin(), map.notes.end(), [](const auto& row) {
+    return std::any_of(row.begin(), row.end(), [](const std::string& note) { return !note.empty(); });
+  });
+  size_t widest = 0;
+  for (const std::string& c : map.columns) widest = std::max(widest, c.size());
+  const double cell_w = map.columns.size() <= 12 ? std::max(56.0, 6.6 * double(widest))
+                        : noted                  ? 36
+                                                 : std::clamp(900.0 / double(map.columns.size()), 7.0, 36.0);
+  const double cell_h = map.rows.size() > 16 ? 14 : 22;
   size_t longest = 0;
   for (const std::string& r : map.rows) longest = std::max(longest, r.size());
   const double left = 40 + 6.5 * double(longest), top = 30;
-  const double width = std::max(left + cell_w * double(map.columns.size()) + 12, 8.2 * double(map.title.size()) + 24);
+  const double width = std::max({left + cell_w * double(map.columns.size()) + 12, 8.2 * double(map.title.size()) + 24,
+                                 6.0 * double(map.x_title.size()) + 24});
   const double height = top + cell_h * double(map.rows.size()) + 38;
   std::string out = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} {1:.0f}\" "
-      "font-family=\"sans-serif\" role=\"img\">\n<title>{2}</title>\n",
+      "font-family=\"sans-serif\" role=\"img\">\n<title>{2}</title>\n<rect width=\"100%\" height=\"100%\" "
+      "fill=\"#fff\"/>\n",
       width, height, escape_html(map.title));
   out += text(8, 18, "start", map.title, 13, " font-weight=\"bold\"");
   for (size_t r = 0; r < map.rows.size(); ++r) {

@@ -22,11 +22,15 @@ struct PlotSeries {
   std::vector<std::pair<double, double>> points;  // in the order in which the line joins them
   std::vector<std::pair<double, double>> bars;    // intervals, one a point; may be empty
   bool line = true, dashed = false, marks = true;
-  std::string label;  // written at the first point
+  std::string label;    // written beside the first point, where there is room
+  bool strong = false;  // black and thick: what the others are measured by
 };
 
+// Where names stand: below the plot, or at the right end of each line.
+enum class PlotNames { kBelow, kAtEnd };
+
 std::string line_plot(const std::string& title, const PlotAxis& x, const PlotAxis& y,
-                      const std::vector<PlotSeries>& series);
+                      const std::vector<PlotSeries>& series, PlotNames names = PlotNames::kBelow);
 
 // Cells of 0 to 1 in one fixed colour scale, red over yellow to green; rows from above. An absent value is grey.
 struct HeatMap {

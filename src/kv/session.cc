@@ -152,6 +152,7 @@ Result<std::unique_ptr<KvSession>> KvSession::create(const KvShape& shape, const
 void KvSession::reset_stats() {
   stats_ = KvStats{};
   stats_.captured_mass.assign(size_t(cache_.shape().layers), 0.0);
+  stats_.head_mass.assign(size_t(cache_.shape().layers) * size_t(cache_.shape().kv_heads), 0.0);
   stats_.output_error.assign(size_t(cache_.shape().layers), 0.0);
 }
 
@@ -380,8 +381,11 @@ Status KvSession::end_probe() {
 
 void KvSession::check(int layer, bool sparse, const float* q, const float* out) {
   Impl& impl = *impl_;
+  const auto kv_heads = size_t(cache_.shape().kv_heads), group = size_t(cache_.shape().group_size);
+  double* head_mass = stats_.head_mass.data() + size_t(layer) * kv_heads;
   if (!sparse && impl.reference == nullptr) {
     stats_.captured_mass[size_t(layer)] += 1.0;
+    for (size_t h = 0; h < kv_heads; ++h) head_mass[h] += 1.0;
     return;
   }
   // The reference holds rows as they came: its queries and outputs are not rotated.
@@ -393,7 +397,11 @@ void KvSession::check(int layer, bool sparse, const float* q, const float* out) 
   attend(full_attention(layer, q, impl.check_out.data(), impl.check_lse.data(), impl.reference != nullptr), impl.params,
          impl.attend_scratch, impl.pool);
   double mass = 0;
-  for (size_t j = 0; j < impl.lse.size(); ++j) mass += std::exp(double(impl.lse[j]) - impl.check_lse[j]);
+  for (size_t j = 0; j < impl.lse.size(); ++j) {
+    const double share = std::exp(double(impl.lse[j]) - impl.check_lse[j]);
+    mass += share;
+    head_mass[j / group] += share / double(group);
+  }
   stats_.captured_mass[size_t(layer)] += mass / double(impl.lse.size());
   stats_.output_error[size_t(layer)] += relative_error(out, impl.check_out.data(), int64_t(impl.check_out.size()));
 }

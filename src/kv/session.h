@@ -32,6 +32,7 @@ struct KvStats {
   int64_t selections = 0;     // layers x steps that chose anew
   int64_t checked_steps = 0;
   std::vector<double> captured_mass;  // per layer, summed over checked steps: mean over query heads
+  std::vector<double> head_mass;      // [layers][kv_heads], the same: mean over the query heads of a KV head
   std::vector<double> output_error;   // per layer, summed: |sparse - dense| / |dense|
   // With rows in memory and blocks in use on a card: of the blocks that were attended, those that lay there already and
   // those that were fetched, per KV head and layer, and what the latter moved.
@@ -82,8 +83,8 @@ class KvSession {
   Status observe(int layer, const float* q, const float* k, const float* v, int64_t n, int64_t prompt_end, float* out,
                  const std::atomic<bool>* cancel);
   bool wants_queries(int layer) const;
-  // Until clear_followers(), followers take in every chunk that prefill() reads and finish with it, so that recipes can
-  // be compared on keys and values computed once. They have the same shape and tokens, and dense prompts.
+  // Until clear_followers(), followers take in every chunk that prefill() or observe() reads and finish with it, so that
+  // recipes can be compared on keys and values computed once. They have the same shape and tokens, and dense prompts.
   // Errors of a follower end the prompt.
   void add_follower(KvSession* follower);
   void clear_followers();

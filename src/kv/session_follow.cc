@@ -21,7 +21,9 @@ void KvSession::set_reference(const KvSession* full) { impl_->reference = full; 
 
 bool KvSession::wants_queries(int layer) const {
   return evicts(layer) || impl_->think != nullptr || impl_->selector->wants_mass(layer) ||
-         recipe_.index.kind == IndexKind::kLabels;
+         recipe_.index.kind == IndexKind::kLabels ||
+         std::any_of(impl_->followers.begin(), impl_->followers.end(),
+                     [&](const KvSession* follower) { return follower->wants_queries(layer); });
 }
 
 // As prefill(), but the attention's output is the leader's: only the mass that this recipe wants is computed here, over
@@ -30,9 +32,10 @@ Status KvSession::observe(int layer, const float* q, const float* k, const float
                           float* out, const std::atomic<bool>* cancel) {
   Impl& impl = *impl_;
   note_queries(layer, q, n, prompt_end);
-  impl.rotation.enter(recipe_.store, cache_.shape(), n, q, k, v);
+  const float *own_q = q, *own_k = k, *own_v = v;
+  impl.rotation.enter(recipe_.store, cache_.shape(), n, own_q, own_k, own_v);
   PrefillAttendArgs args;
-  LONGKV_TRY(begin_chunk(layer, q, k, v, n, prompt_end, args));
+  LONGKV_TRY(begin_chunk(layer, own_q, own_k, own_v, n, prompt_end, args));
   PrefillAttendArgs whole = args;
   whole.out = out;
   if (args.mass != nullptr) {
@@ -52,7 +55,11 @@ Status KvSession::observe(int layer, const float* q, const float* k, const float
   if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) {
     return fail(Code::kCancelled, "interrupted while reading the prompt");
   }
-  return end_chunk(layer, prompt_end, whole);
+  LONGKV_TRY(end_chunk(layer, prompt_end, whole));
+  for (KvSession* follower : impl.followers) {
+    LONGKV_TRY(follower->observe(layer, q, k, v, n, prompt_end, out, cancel));
+  }
+  return {};
 }
 
 // The rows of full attention that the newest token may see, for a check against them.

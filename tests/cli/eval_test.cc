@@ -105,6 +105,76 @@ TEST(CliEval, AKilledRunGoesOnWithoutLossOrRepetition) {
   EXPECT_EQ(page.find("<script"), std::string::npos);
 }
 
+// Several prompts at a time, whose recipes decode in step, give what one after the other gives: answers, divergence,
+// masses, rows and bytes.
+TEST(CliEval, JobsChangeNothingButTime) {
+  const auto run = [](const std::string& dir, const std::string& jobs) {
+    // Recipes that share the reading, one that reads alone, one that evicts while decoding, ragged heads, encodings.
+    const Outcome o = longkv_program(
+        {"eval",
+         "-m",
+         needle(),
+         "-t",
+         "3",
+         "--jobs",
+         jobs,
+         "--tasks",
+         "passkey,niah_single_1,perplexity",
+         "--lengths",
+         "640",
+         "--samples",
+         "2",
+         "-o",
+         dir,
+         "--noise",
+         "0",
+         "--kv-check",
+         "3",
+         "--kv",
+         "quest:budget=256,snapkv:budget=256,streaming:budget=256,adakv:budget=256,ktransformers:block=32,budget=256,"
+         "onebit:budget=256,kivi4,think,retroinfer:budget=256,prefill=a_shape(threshold=64),twilight"});
+    EXPECT_TRUE(succeeds(o));
+    return o;
+  };
+  const std::string one = fresh_dir("eval_one_job"), three = fresh_dir("eval_three_jobs");
+  run(one, "1");
+  const Outcome o = run(three, "3");
+  EXPECT_NE(o.out.find("Times are of 3 prompts at once"), std::string::npos) << o.out;
+  const auto without_jobs = [](std::vector<Json> lines) {
+    for (Json& j : lines) j.erase("jobs");
+    return comparable(std::move(lines));
+  };
+  ASSERT_EQ(lines_of(one).size(), 72u);
+  EXPECT_EQ(without_jobs(lines_of(one)), without_jobs(lines_of(three)));
+  for (const Json& j : lines_of(three)) {
+    EXPECT_EQ(j["jobs"], 3);
+    EXPECT_EQ(j["read_on"], "CPU");
+    EXPECT_GT(j["seconds_per_token"].get<double>(), 0) << j["kv_label"];
+  }
+  const Outcome many = longkv_program({"eval", "-m", needle(), "-t", "2", "--jobs", "3", "-o", one});
+  EXPECT_EQ(many.exit_code, 2);
+  EXPECT_NE(many.err.find("--jobs 3 share 2 threads"), std::string::npos) << many.err;
+}
+
+TEST(CliEval, MassesOfHeadsAverageToThoseOfLayers) {
+  const std::string dir = fresh_dir("eval_heads");
+  ASSERT_TRUE(
+      succeeds(longkv_program({"eval", "-m", needle(), "-t", "2", "--tasks", "vt", "--lengths", "1K", "--samples", "1",
+                               "-o", dir, "--kv", "streaming:budget=256", "--noise", "0", "--kv-check", "2"})));
+  for (const Json& j : lines_of(dir)) {
+    if (j["kv_label"] == "full") continue;
+    const auto layers = j["layer_mass"].get<std::vector<double>>(), heads = j["head_mass"].get<std::vector<double>>();
+    ASSERT_EQ(layers.size(), 6u);
+    ASSERT_EQ(heads.size(), 12u);
+    bool apart = false;
+    for (size_t l = 0; l < layers.size(); ++l) {
+      EXPECT_NEAR((heads[2 * l] + heads[2 * l + 1]) / 2, layers[l], 1e-4);
+      apart = apart || std::abs(heads[2 * l] - heads[2 * l + 1]) > 1e-3;
+    }
+    EXPECT_TRUE(apart) << "two heads never see the same";
+  }
+}
+
 TEST(CliEval, TheNoiseRowIsFullAttentionToTheBit) {
   const std::string dir = fresh_dir("eval_noise");
   ASSERT_TRUE(succeeds(longkv_program({"eval", "-m", needle(), "-t", "2", "--tasks", "vt", "--lengths", "1K",
@@ -114,6 +184,9 @@ TEST(CliEval, TheNoiseRowIsFullAttentionToTheBit) {
   EXPECT_EQ(lines[1]["kv"], "full@threads=1");
   EXPECT_EQ(lines[0]["text"], lines[1]["text"]);
   EXPECT_EQ(lines[0]["answer_hash"], lines[1]["answer_hash"]);
+  // Compared over every token that the first one was fed, not with itself.
+  EXPECT_EQ(lines[0]["compared"], lines[1]["compared"]);
+  EXPECT_EQ(lines[1]["kl_max"], 0.0);
 }
 
 TEST(CliEval, BothHarnessesNameThemselves) {

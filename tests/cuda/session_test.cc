@@ -270,6 +270,61 @@ TEST(CardSession, CacheInMemory) {
   EXPECT_EQ(Session::create(p.model, o, *p.pool).status().code(), Code::kUnsupported);
 }
 
+// The card reads, the CPU decodes: other KV sides take in the prompt, checks compare with full attention, and a side
+// that was exchanged reads on the CPU.
+TEST(CardSession, ReadsOnly) {
+  LONGKV_NEED_CARD();
+  const Pair p = open_pair(models().front());
+  ASSERT_TRUE(p.card);
+  const auto ids = random_ids(2500, p.model->config().vocab, 15);
+  SessionOptions o;
+  o.context = 4096;
+  o.products = ProductType::kF32;
+  auto cpu = Session::create(p.model, o, *p.pool);
+  o.card = p.card;
+  o.card_kv = false;
+  o.card_decodes = false;
+  o.card_chunk = 640;
+  auto gpu = Session::create(p.model, o, *p.pool);
+  ASSERT_TRUE(cpu.ok() && gpu.ok()) << gpu.status().message();
+  EXPECT_TRUE((*gpu)->reads_on_card());
+  const char* const texts[] = {"quest:budget=256,dense_layers=0", "snapkv:budget=256", "think", "adakv:budget=256"};
+  std::vector<std::unique_ptr<KvSession>> ours, theirs;
+  for (const char* text : texts) {
+    for (Session* s : {cpu->get(), gpu->get()}) {
+      auto side = s->make_kv(parse_recipe(text).value());
+      ASSERT_TRUE(side.ok());
+      s->kv().add_follower(side->get());
+      (s == cpu->get() ? theirs : ours).push_back(std::move(side).value());
+    }
+  }
+  ASSERT_DONE((*cpu)->prefill(ids));
+  ASSERT_DONE((*gpu)->prefill(ids));
+  (*cpu)->kv().clear_followers();
+  (*gpu)->kv().clear_followers();
+  expect_close(p, (*gpu)->logits(), (*cpu)->logits(), "prompt", 5e-3);
+  const auto decode = [&](const char* what) {
+    for (int i = 0; i < 20; ++i) {
+      ASSERT_DONE((*cpu)->decode(ids[size_t(i)]));
+      ASSERT_DONE((*gpu)->decode(ids[size_t(i)]));
+    }
+    expect_close(p, (*gpu)->logits(), (*cpu)->logits(), what, 0.1);
+  };
+  decode("full");
+  for (size_t i = 0; i < ours.size(); ++i) {
+    (*cpu)->exchange_kv(theirs[i]);
+    (*gpu)->exchange_kv(ours[i]);
+    EXPECT_FALSE((*gpu)->reads_on_card());
+    EXPECT_EQ((*gpu)->tokens(), 2500);
+    decode(texts[i]);
+    (*cpu)->exchange_kv(theirs[i]);
+    (*gpu)->exchange_kv(ours[i]);
+  }
+  ASSERT_DONE((*gpu)->truncate(0));
+  ASSERT_DONE((*gpu)->prefill(std::span(ids).first(700)));
+  EXPECT_EQ((*gpu)->tokens(), 700);
+}
+
 TEST(CardSession, CapsAndRefusals) {
   LONGKV_NEED_CARD();
   const auto model = LoadedModel::load(models().front()).value();

@@ -45,6 +45,8 @@ const RecipePreset kPresets[] = {
     {"ktransformers-preselect",
      "index=dynamic(block=128,reps=1) + select=topk(budget=8320,sink=128,local=4096,heads=shared,dense_layers=2,"
      "preselect=32)"},
+    // The rows of most softmax mass, by the keys themselves: what no selector of so many rows can exceed.
+    {"oracle", "index=fixed(block=1,reps=1,coarse=1) + select=topk(budget=1024,sink=0,local=1,aggregate=softmax)"},
     // Ours: signs of rotated keys, pages of 16.
     {"onebit", "index=bits(block=16,coarse=1) + select=topk(budget=1024,sink=16,local=64,aggregate=softmax)"},
     // r = 32 channels, k rows with a local window of k / 4, the mean value for the rest.
