@@ -224,7 +224,8 @@ Status PromptPlayer::play_alone(const EvalPrompt& prompt, std::unique_ptr<KvSess
   return unreadable ? Status() : played;
 }
 
-// All sides that share the reading, a token each at a time. They are freed as they end.
+// All sides that share the reading, a token each at a time. They are freed as they end; their answers are handed on
+// together, for if a run is stopped in between, those of recipes that say little would be there and the others not.
 Status PromptPlayer::play_in_step(const EvalPrompt& prompt, Sides& sides, const PlayedAnswer& like, const Sink& sink) {
   const auto vocab = session_.logits().size();
   struct Runner {
@@ -233,7 +234,7 @@ Status PromptPlayer::play_in_step(const EvalPrompt& prompt, Sides& sides, const 
     std::unique_ptr<Course> course;
     std::vector<float> logits;
   };
-  std::vector<std::unique_ptr<Runner>> runners;
+  std::vector<std::unique_ptr<Runner>> runners, ended;
   for (size_t i = 0; i < sides.size(); ++i) {
     if (sides[i]->changes_prompt()) continue;
     auto r = std::make_unique<Runner>();
@@ -269,8 +270,7 @@ Status PromptPlayer::play_in_step(const EvalPrompt& prompt, Sides& sides, const 
       r->course->finish(*side);
       r->out.seconds_per_token = script_.products_seconds + kv_seconds_per_step(side->stats());
       side.reset();
-      LONGKV_TRY(sink(r->recipe, r->out));
-      r.reset();
+      ended.push_back(std::move(r));
     }
     std::erase(runners, nullptr);
     logits.resize(kvs.size() * vocab);
@@ -282,6 +282,8 @@ Status PromptPlayer::play_in_step(const EvalPrompt& prompt, Sides& sides, const 
       runners[i]->course->note(ids[i], runners[i]->logits);
     }
   }
+  std::sort(ended.begin(), ended.end(), [](const auto& a, const auto& b) { return a->recipe < b->recipe; });
+  for (const auto& r : ended) LONGKV_TRY(sink(r->recipe, r->out));
   return {};
 }
 

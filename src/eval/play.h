@@ -66,7 +66,7 @@ class PromptPlayer {
   PromptPlayer(Session& session, const Tokenizer& tokenizer, PlayOptions options, const std::atomic<bool>* cancel);
   ~PromptPlayer();
 
-  // Receives the answer of full attention (-1) and then of each of `recipes`, in any order; its error ends the prompt.
+  // Receives the answer of full attention (-1) and then of each of `recipes`; its error ends the prompt.
   using Sink = std::function<Status(int64_t recipe, const PlayedAnswer& answer)>;
   // The recipes all hold their rows at the same time. Leaves the session empty. A recipe that cannot read this prompt
   // is skipped with its reason. Errors: kCancelled and what ends a run.

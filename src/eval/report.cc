@@ -17,7 +17,7 @@ constexpr const char* kStyle =
     "body{font:15px/1.45 sans-serif;margin:24px auto;max-width:1240px;padding:0 16px;color:#222}"
     "table{border-collapse:collapse;font-size:13px;margin:8px 0 20px}"
     "th,td{border:1px solid #ccc;padding:3px 8px;text-align:right}th{background:#f3f3f3}"
-    "td:first-child,th:first-child{text-align:left}svg{margin:6px 14px 6px 0;vertical-align:top}"
+    "td{white-space:nowrap}td:first-child,th:first-child{text-align:left}svg{margin:6px 14px 6px 0;vertical-align:top}"
     ".drop{color:#b00020;font-weight:bold}.wrap{overflow-x:auto}code{background:#f3f3f3;padding:1px 4px}";
 
 std::string length_text(int64_t length) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -103,6 +104,39 @@ TEST(CliEval, AKilledRunGoesOnWithoutLossOrRepetition) {
   EXPECT_NE(page.find("<svg"), std::string::npos);
   EXPECT_EQ(page.find("src="), std::string::npos) << "the page must not need anything else";
   EXPECT_EQ(page.find("<script"), std::string::npos);
+  EXPECT_TRUE(fs::exists(killed + "/plots/tasks-640.svg"));
+  // Without a model, from the lines alone.
+  fs::remove(killed + "/report.html");
+  fs::remove(killed + "/summary.csv");
+  const Outcome again = longkv_program({"eval", "--report", "-o", killed});
+  ASSERT_TRUE(succeeds(again));
+  EXPECT_EQ(file_bytes(killed + "/report.html"), page);
+  EXPECT_NE(again.out.find("| quest:budget=256"), std::string::npos) << again.out;
+}
+
+TEST(CliEval, PromptsAreThoseThatArePlayed) {
+  const std::string dir = fresh_dir("eval_prompts"), file = temp_path("eval_prompts.jsonl");
+  const Args run = {"eval",      "-m",  needle(),    "-t", "2", "--tasks", "passkey,niah_single_1",
+                    "--lengths", "640", "--samples", "2"};
+  Args write = run, play = run;
+  write.insert(write.end(), {"--prompts", file});
+  play.insert(play.end(), {"-o", dir, "--kv", "full", "--noise", "0"});
+  ASSERT_TRUE(succeeds(longkv_program(write)));
+  ASSERT_TRUE(succeeds(longkv_program(play)));
+  std::istringstream in(file_bytes(file));
+  const std::vector<Json> played = lines_of(dir);
+  ASSERT_EQ(played.size(), 4u);
+  size_t i = 0;
+  for (std::string line; std::getline(in, line); ++i) {
+    const Json j = Json::parse(line);
+    ASSERT_LT(i, played.size());
+    for (const char* same :
+         {"task", "length", "index", "depth", "prompt_hash", "document_tokens", "references", "metric"}) {
+      EXPECT_EQ(j[same], played[i][same]) << same;
+    }
+    EXPECT_EQ(j["ids"].size(), played[i]["prompt_tokens"].get<size_t>());
+  }
+  EXPECT_EQ(i, 4u);
 }
 
 // Several prompts at a time, whose recipes decode in step, give what one after the other gives: answers, divergence,
@@ -154,6 +188,23 @@ TEST(CliEval, JobsChangeNothingButTime) {
   const Outcome many = longkv_program({"eval", "-m", needle(), "-t", "2", "--jobs", "3", "-o", one});
   EXPECT_EQ(many.exit_code, 2);
   EXPECT_NE(many.err.find("--jobs 3 share 2 threads"), std::string::npos) << many.err;
+}
+
+// Recipes that answer shortly must not stand alone where a run was stopped: their answers are often the wrong ones.
+TEST(CliEval, AStoppedPromptLeavesNoSelection) {
+  const std::string dir = fresh_dir("eval_stopped");
+  ProgramInput input;
+  input.signal = SIGINT;
+  input.signal_when = [](const Outcome& o) { return o.err.find("2 of 12 prompts") != std::string::npos; };
+  const Outcome o = longkv_program({"eval", "-m", needle(), "-t", "2", "--jobs", "2", "--tasks",
+                                    "passkey,niah_single_1", "--lengths", "640", "--samples", "6", "-o", dir, "--noise",
+                                    "0", "--kv", "quest:budget=256,streaming:budget=128,onebit:budget=256,q8"},
+                                   input);
+  EXPECT_EQ(o.exit_code == 1 || o.signal == SIGINT, true) << o.err;
+  std::map<std::string, int> recipes;
+  for (const Json& j : lines_of(dir)) ++recipes[j["task"].get<std::string>() + j["index"].dump()];
+  EXPECT_LT(recipes.size(), 12u) << "it was not stopped in time";
+  for (const auto& [prompt, n] : recipes) EXPECT_TRUE(n == 1 || n == 5) << prompt << ": " << n;
 }
 
 TEST(CliEval, MassesOfHeadsAverageToThoseOfLayers) {

@@ -1,4 +1,5 @@
 // `longkv score`: one line of JSON for every line of JSON.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "support/paths.h"
@@ -15,7 +16,8 @@ const std::string kText =
 std::vector<Json> replies(const std::vector<Json>& requests, const Args& more = {}, int code = 0) {
   ProgramInput input;
   for (const Json& r : requests) input.text += (r.is_string() ? r.get<std::string>() : r.dump()) + "\n";
-  Args args = {"score", "-q", "-t", "2", "-c", "1K", "-m", repo_model("needle-10m-128k-f16.gguf")};
+  Args args = {"score", "-q", "-t", "2", "-m", repo_model("needle-10m-128k-f16.gguf")};
+  if (std::find(more.begin(), more.end(), "-c") == more.end()) args.insert(args.end(), {"-c", "1K"});
   args.insert(args.end(), more.begin(), more.end());
   const Outcome o = longkv_program(args, input);
   EXPECT_EQ(o.exit_code, code) << o.err;

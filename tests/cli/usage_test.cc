@@ -165,8 +165,8 @@ TEST(CliUsage, ValuesAreReadAsWritten) {
 }
 
 TEST(CliUsage, HelpFitsAScreen) {
-  for (const std::string command : {"", "run", "chat", "bench", "ppl", "eval", "eval-kv", "plan", "search-prefill",
-                                    "inspect", "tokenize", "version"}) {
+  for (const std::string command : {"", "run", "chat", "bench", "ppl", "eval", "eval-kv", "score", "plan",
+                                    "search-prefill", "inspect", "tokenize", "version"}) {
     for (const std::string flag : {"--help", "-h", "--help-all"}) {
       const Outcome o = longkv_program(command.empty() ? Args{flag} : Args{command, flag});
       EXPECT_TRUE(succeeds(o)) << command;

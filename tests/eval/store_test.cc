@@ -1,6 +1,7 @@
 // Results on disk: what a kill may leave behind, what must be refused, and that nothing is lost or repeated.
 #include "eval/store.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -142,7 +143,9 @@ TEST(EvalStore, AnotherRunIsRefused) {
   other = run_info();
   other["format"] = EvalStore::kFormat + 1;
   std::ofstream(dir + "/run.json") << other.dump();
-  EXPECT_NE(EvalStore::open(dir, run_info()).status().message().find("is of format 2"), std::string::npos);
+  EXPECT_NE(
+      EvalStore::open(dir, run_info()).status().message().find(fmt::format("is of format {}", EvalStore::kFormat + 1)),
+      std::string::npos);
   std::ofstream(dir + "/run.json") << "{";
   EXPECT_EQ(EvalStore::open(dir, run_info()).status().code(), Code::kCorrupt);
   fs::remove(dir + "/run.json");
