@@ -135,6 +135,8 @@ std::function<void(const EvalProgress&)> show_progress() {
 
 Result<EvalOptions> parse_options(const EvalCommand& o) {
   EvalOptions options;
+  if (!o.data_tasks.empty() && o.data.empty())
+    return fail(Code::kInvalidArgument, "--data-tasks chooses from --data, which is not given");
   LONGKV_ASSIGN(options.tasks, choose_tasks(split_commas(o.tasks)));
   for (const std::string& text : split_recipes(o.recipes)) {
     LONGKV_ASSIGN(Recipe recipe, load_recipe(text));
@@ -321,12 +323,22 @@ Status run_eval(const EvalCommand& o) {
   opened.context = opened.asked_context > 0 ? opened.asked_context : opened.model->config().context;
   LONGKV_TRY(choose_form(o, opened, options));
   LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
+  if (options.form == PromptForm::kNeedle10m && !o.chat_template.empty()) {
+    return fail(Code::kInvalidArgument,
+                "needle-10m-128k is asked in the forms that it was trained on, without a chat template; leave "
+                "--chat-template out, or choose --form plain");
+  }
   PromptOptions prompt;
   prompt.raw = o.raw || options.form == PromptForm::kNeedle10m;
   prompt.chat_template = o.chat_template;
   LONGKV_ASSIGN(const auto chat, choose_chat(prompt, *opened.model, tokenizer));
   const PromptMaker maker(tokenizer, chat);
   if (!o.prompts.empty()) {
+    for (const int64_t length : options.lengths) {
+      if (length > opened.context && !options.tasks.empty()) {
+        return fail(Code::kInvalidArgument, "--lengths {} is beyond the context of {}", length, opened.context);
+      }
+    }
     LONGKV_ASSIGN(AtomicFile file, AtomicFile::create(o.prompts));
     LONGKV_TRY(write_prompts(options, maker, [&](const std::string& line) {
       return file.write({reinterpret_cast<const uint8_t*>(line.data()), line.size()});
@@ -357,7 +369,12 @@ Status run_eval(const EvalCommand& o) {
     return ran;
   }
   LONGKV_TRY(written);
-  return print_summary(o, summary);
+  LONGKV_TRY(print_summary(o, summary));
+  const auto& records = store.records();
+  const bool answered = std::any_of(records.begin(), records.end(), [](const auto& r) { return r.skipped.empty(); });
+  if (answered || records.empty()) return {};
+  return fail(Code::kUnsupported, "nothing was answered, {} results were skipped: {}", records.size(),
+              records.front().skipped);
 }
 
 }  // namespace

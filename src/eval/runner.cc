@@ -170,7 +170,13 @@ class Runner {
     if (missing.empty() && !wants_noise && !wants_full) return true;
 
     std::string refused;
-    LONGKV_ASSIGN(const EvalPrompt prompt, make_prompt(options_, maker_, item, refused));
+    EvalPrompt prompt;
+    if (item.task != nullptr && item.id.length > engine_.context) {
+      // Not even made: a length may be larger than memory.
+      refused = fmt::format("{} tokens do not fit the context of {}", item.id.length, engine_.context);
+    } else {
+      LONGKV_ASSIGN(prompt, make_prompt(options_, maker_, item, refused));
+    }
     const int64_t needed = prompt.tokens();
     if (prompt.ids.empty() || needed > engine_.context) {
       const std::string why =

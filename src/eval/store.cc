@@ -100,8 +100,11 @@ Status EvalStore::load(bool writes) {
       return fail(Code::kCorrupt, "'{}' line {} (byte {}) is not a result: {}", samples_path(dir_), line, begin,
                   json.is_discarded() ? "no JSON" : record.status().message());
     }
-    keys_.insert(record->key());
-    records_.push_back(std::move(record).value());
+    if (keys_.insert(record->key()).second) {
+      records_.push_back(std::move(record).value());
+    } else {
+      LONGKV_TRY(notice(fmt::format("{} line {} repeats a result and is left out", samples_path(dir_), line)));
+    }
     begin = end + 1;
   }
   return {};

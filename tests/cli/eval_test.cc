@@ -262,10 +262,24 @@ TEST(CliEval, WhatDoesNotFitIsSkippedAndCounted) {
   const Outcome o =
       longkv_program({"eval", "-m", needle(), "-t", "2", "--tasks", "passkey", "--lengths", "128,1K", "-c", "512",
                       "--samples", "2", "-o", dir, "--kv", "quest:budget=256", "--noise", "0"});
-  ASSERT_TRUE(succeeds(o));
+  EXPECT_EQ(o.exit_code, 1) << "nothing was answered";
+  EXPECT_NE(o.err.find("results were skipped"), std::string::npos) << o.err;
   ASSERT_EQ(lines_of(dir).size(), 8u);
   for (const Json& j : lines_of(dir)) EXPECT_NE(j["skipped"], "") << j.dump();
   EXPECT_NE(o.out.find("skipped"), std::string::npos) << o.out;
+}
+
+// A length beyond all memory is compared with the context before a prompt is made.
+TEST(CliEval, LengthsBeyondTheContextCostNothing) {
+  const std::string dir = fresh_dir("eval_beyond");
+  const Args run = {"eval",    "-m",        needle(),        "-t",        "2", "--tasks",
+                    "passkey", "--lengths", "512,99999999G", "--samples", "1"};
+  Args play = run, write = run;
+  play.insert(play.end(), {"-o", dir, "--kv", "full", "--noise", "0"});
+  write.insert(write.end(), {"--prompts", temp_path("eval_beyond.jsonl")});
+  ASSERT_TRUE(succeeds(longkv_program(play)));
+  ASSERT_EQ(lines_of(dir).size(), 2u);
+  EXPECT_EQ(longkv_program(write).exit_code, 2);
 }
 
 TEST(CliEval, MistakesAreSaidAndNothingIsWritten) {
