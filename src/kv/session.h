@@ -83,9 +83,9 @@ class KvSession {
   Status observe(int layer, const float* q, const float* k, const float* v, int64_t n, int64_t prompt_end, float* out,
                  const std::atomic<bool>* cancel);
   bool wants_queries(int layer) const;
-  // Until clear_followers(), followers take in every chunk that prefill() or observe() reads and finish with it, so that
-  // recipes can be compared on keys and values computed once. They have the same shape and tokens, and dense prompts.
-  // Errors of a follower end the prompt.
+  // Until clear_followers(), followers take in every chunk that prefill() or observe() reads and finish with it, so
+  // that recipes can be compared on keys and values computed once. They have the same shape and tokens, and dense
+  // prompts. Errors of a follower end the prompt.
   void add_follower(KvSession* follower);
   void clear_followers();
   // What a prompt's chunk attends depends on the recipe, or the recipe wants more than chunks (a second reading,
