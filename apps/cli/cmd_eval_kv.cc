@@ -70,6 +70,7 @@ nlohmann::ordered_json to_json(const RecipeReport& r) {
   j["kl_mean"] = r.kl_mean;
   j["kl_max"] = r.kl_max;
   j["same_top"] = r.same_top;
+  j["perplexity"] = r.perplexity;
   j["tokens_per_second"] = r.seconds_per_token > 0 ? 1 / r.seconds_per_token : 0.0;
   return j;
 }
@@ -79,15 +80,15 @@ std::string table(const std::vector<RecipeReport>& reports) {
   for (const RecipeReport& r : reports) width = std::max(width, r.label.size());
   std::string out = fmt::format(
       "| {:<{}} | kept rows | kept MiB | index MiB | read KiB/token |   mass | out error |  "
-      "KL mean | same top | tokens/s |\n|-{:-<{}}-|-{:->9}:|-{:->8}:|-{:->9}:|-{:->14}:|-{:->6}"
-      ":|-{:->9}:|-{:->8}:|-{:->8}:|-{:->8}:|\n",
-      "recipe", width, "", width, "", "", "", "", "", "", "", "", "");
+      "KL mean | same top |      ppl | tokens/s |\n|-{:-<{}}-|-{:->9}:|-{:->8}:|-{:->9}:|-{:->14}:|-{:->6}"
+      ":|-{:->9}:|-{:->8}:|-{:->8}:|-{:->8}:|-{:->8}:|\n",
+      "recipe", width, "", width, "", "", "", "", "", "", "", "", "", "");
   for (const RecipeReport& r : reports) {
     out += fmt::format(
         "| {:<{}} | {:9.0f} | {:8.2f} | {:9.2f} | {:14.1f} | {:6.4f} | {:9.4f} | {:8.5f} | {:7.1f}% | "
-        "{:8.1f} |\n",
+        "{:8.3f} | {:8.1f} |\n",
         r.label, width, r.kept_rows, double(r.kept_bytes) / 1048576, double(r.index_bytes_held) / 1048576,
-        r.bytes_per_token / 1024, r.captured_mass, r.output_error, r.kl_mean, 100 * r.same_top,
+        r.bytes_per_token / 1024, r.captured_mass, r.output_error, r.kl_mean, 100 * r.same_top, r.perplexity,
         r.seconds_per_token > 0 ? 1 / r.seconds_per_token : 0.0);
   }
   return out;

@@ -12,7 +12,9 @@
 #include "commands.h"
 #include "common.h"
 #include "interrupt.h"
+#include "kv/mask/gates.h"
 #include "kv/mask/leank.h"
+#include "model/identity.h"
 #include "output.h"
 #include "tokenizer/tokenizer.h"
 #include "train/trainer.h"
@@ -25,11 +27,12 @@ struct TrainCommand {
   GlobalOptions global;
   ModelOptions model;
   TrainOptions train;
-  std::string output, checkpoint;
+  std::string output, checkpoint, gates;
+  double streaming = 0.5;
   std::string shortest = "2K", longest = "8K", sink, window;
   std::vector<std::string> data;
-  std::string allocation = "bytes";
-  bool binary = false;
+  std::string learned = "directions", loss = "divergence", allocation = "bytes", removed = "best";
+  bool binary = false, without_mean = false, only_data = false;
 };
 
 // A line at most every second.
@@ -56,20 +59,17 @@ std::function<void(const TrainProgress&)> progress_lines(bool channels) {
   };
 }
 
-std::string gates_table(const std::vector<float>& gates, int layers, int kv_heads) {
-  std::string text;
-  for (int layer = 0; layer < layers; ++layer) {
-    for (int h = 0; h < kv_heads; ++h) {
-      text += fmt::format("{}{:.6f}", h == 0 ? "" : "\t", gates[size_t(layer * kv_heads + h)]);
-    }
-    text += "\n";
-  }
-  return text;
-}
-
-Status train(const TrainCommand& command, OldRows kind) {
+Status train(const TrainCommand& command, bool gates) {
   TrainOptions o = command.train;
-  o.kind = kind;
+  o.learned = gates ? Learned::kGates : command.learned == "channels" ? Learned::kChannels : Learned::kDirections;
+  o.loss = command.loss == "hidden" ? TrainLoss::kHidden : TrainLoss::kDivergence;
+  o.compensate = !command.without_mean;
+  o.lessons.generated = !command.only_data;
+  if (command.removed != "best") {
+    o.removed = command.removed == "mean"       ? RemovedAs::kMean
+                : command.removed == "constant" ? RemovedAs::kConstant
+                                                : RemovedAs::kDrop;
+  }
   LONGKV_TRY(apply_global_options(command.global));
   LONGKV_ASSIGN(o.shortest, parse_size(command.shortest, "--shortest"));
   LONGKV_ASSIGN(o.longest, parse_size(command.longest, "--longest"));
@@ -87,15 +87,20 @@ Status train(const TrainCommand& command, OldRows kind) {
   model.context = fmt::format("{}", o.longest + o.lessons.max_chunk);
   LONGKV_ASSIGN(const Opened opened, open_model(model));
   LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
+  if (!command.gates.empty()) {
+    const ModelConfig& c = opened.model->config();
+    LONGKV_ASSIGN(const DuoGates loaded, load_gates(command.gates, c.kv_shape(), model_identity(c)));
+    o.streaming = streaming_heads(loaded.values, command.streaming);
+  }
   LONGKV_ASSIGN(const std::unique_ptr<Trainer> trainer, Trainer::create(opened.model, tokenizer, o, *opened.pool));
   const std::string checkpoint = command.checkpoint.empty() ? command.output + ".checkpoint" : command.checkpoint;
-  const bool channels = kind == OldRows::kChannels;
+  const bool channels = !gates;
   log_info(
       "train: documents of {} to {} tokens, {} questions each; first {} and last {} rows stay whole; stage 1 {} "
       "steps at rate {}, lambda {}{}",
       o.shortest, o.longest, o.lessons.questions, o.sink, o.window, o.steps, o.rate, o.lambda,
-      channels ? fmt::format("; stage 2 {} steps at rate {}, {:.0f}% of channels dropped, multiples of {}",
-                             o.refine_steps, o.refine_rate, 100 * o.ratio, o.align)
+      channels ? fmt::format("; stage 2 {} steps at rate {}, {} in place of {:.0f}% of channels, multiples of {}",
+                             o.refine_steps, o.refine_rate, command.learned, 100 * o.ratio, o.align)
                : "");
   LONGKV_ASSIGN(const TrainResult result, trainer->run(checkpoint, progress_lines(channels), install_interrupt_flag()));
   const ModelConfig& c = opened.model->config();
@@ -104,15 +109,21 @@ Status train(const TrainCommand& command, OldRows kind) {
   row["held_out_loss_before_last_stage"] = result.held_out_start;
   row["held_out_loss"] = result.held_out;
   if (channels) {
-    LONGKV_TRY(save_leank(command.output, c.kv_shape(), result.values, o.sink, o.window, c.name));
+    LONGKV_TRY(save_leank_sidecar(command.output, c.kv_shape(), result.mask));
     row["channels_kept"] = share_kept(trainer->shape(), result.counts);
     row["bytes_of_old_rows_kept"] = share_of_bytes(trainer->shape(), result.counts);
     row["heads_without_channels"] = std::count(result.counts.begin(), result.counts.end(), 0) -
                                     (trainer->shape().heads() - trainer->shape().learned_heads());
   } else {
-    const std::string table = gates_table(result.values, c.layers, c.kv_heads);
-    LONGKV_TRY(output.write({reinterpret_cast<const uint8_t*>(table.data()), table.size()}));
-    LONGKV_TRY(output.commit());
+    const DuoGates gates{c.layers, c.kv_heads, {result.gates.begin(), result.gates.end()},
+                         o.sink,   o.window,   model_identity(c)};
+    if (command.output.ends_with(".gguf")) {
+      LONGKV_TRY(save_gates_sidecar(command.output, gates));
+    } else {
+      const std::string table = gates_table(gates);
+      LONGKV_TRY(output.write({reinterpret_cast<const uint8_t*>(table.data()), table.size()}));
+      LONGKV_TRY(output.commit());
+    }
   }
   std::error_code ignored;
   std::filesystem::remove(checkpoint, ignored);
@@ -123,21 +134,31 @@ Status train(const TrainCommand& command, OldRows kind) {
   return print(text);
 }
 
-void add_kind(CLI::App& parent, int& exit_code, OldRows kind, const char* name, const char* what, const char* output) {
+void add_kind(CLI::App& parent, int& exit_code, bool gates, const char* name, const char* what, const char* output) {
   auto o = std::make_shared<TrainCommand>();
   CLI::App* command = parent.add_subcommand(name, what);
   add_global_options(*command, o->global);
   add_model_options(*command, o->model, /*with_recipe=*/false);
   TrainOptions& t = o->train;
-  const bool channels = kind == OldRows::kChannels;
+  const bool channels = !gates;
   o->sink = channels ? "128" : "64";
   o->window = channels ? "768" : "256";
-  if (!channels) t.lambda = 0.05, t.steps = 300;
+  if (gates) {
+    t.lambda = 0.05;
+    t.steps = 300;
+    o->loss = "hidden";
+  }
   command->add_option("-o,--output", o->output, output)->required();
   command->add_option("--data", o->data, "Texts to learn from beside the generated ones");
+  command->add_flag("--only-data", o->only_data, "Learn from them alone");
   command->add_option("--shortest", o->shortest, "Tokens of the shortest documents")->capture_default_str();
   command->add_option("--longest", o->longest, "Tokens of the longest")->capture_default_str();
   command->add_option("--questions", t.lessons.questions, "Questions, one step each, for a document")
+      ->capture_default_str();
+  command->add_option("--chunk", t.lessons.max_chunk, "Most tokens of a question with its answer, or of a continuation")
+      ->capture_default_str();
+  command->add_option("--loss", o->loss, "hidden: distance of final hidden states; divergence: of the next token")
+      ->check(CLI::IsMember({"hidden", "divergence"}))
       ->capture_default_str();
   command->add_option("--sink", o->sink, "First rows that stay whole, as in the recipe")->capture_default_str();
   command->add_option("--window", o->window, "Last rows that stay whole, as in the recipe")->capture_default_str();
@@ -145,6 +166,11 @@ void add_kind(CLI::App& parent, int& exit_code, OldRows kind, const char* name, 
   command->add_option("--rate", t.rate, "Adam's rate in it")->capture_default_str();
   command->add_option("--lambda", t.lambda, "Pressure on the values, relative to the loss")->capture_default_str();
   if (channels) {
+    command
+        ->add_option("--learn", o->learned,
+                     "channels: which ones stay; directions: what products of keys are held instead")
+        ->check(CLI::IsMember({"channels", "directions"}))
+        ->capture_default_str();
     command->add_option("--ratio", t.ratio, "Share of K channels to drop")->capture_default_str();
     command->add_option("--align", t.align, "Channels are kept in multiples of this")->capture_default_str();
     command->add_option("--refine-steps", t.refine_steps, "Steps under the mask (published: 200)")
@@ -153,12 +179,20 @@ void add_kind(CLI::App& parent, int& exit_code, OldRows kind, const char* name, 
     command->add_option("--allocation", o->allocation, "threshold: LeanK's; bytes: least loss for the bytes of K and V")
         ->check(CLI::IsMember({"threshold", "bytes"}))
         ->capture_default_str();
+    command->add_flag("--without-mean", o->without_mean, "Do not add back the mean of what old keys lost");
+    command
+        ->add_option("--removed", o->removed,
+                     "What stands for heads that keep nothing: mean, constant, drop, or for each the best")
+        ->check(CLI::IsMember({"best", "mean", "constant", "drop"}))
+        ->capture_default_str();
+    command->add_option("--gates", o->gates, "DuoAttention's gates: their streaming heads keep no old rows");
+    command->add_option("--streaming", o->streaming, "Share of heads that stream")->capture_default_str();
     command->add_flag("--binary", o->binary, "Write 1 for kept channels instead of their learned scale");
   }
   command->add_option("--held-out", t.held_out, "Questions that decide what is written")->capture_default_str();
   command->add_option("--seed", t.lessons.seed, "Of the generated texts")->capture_default_str();
   command->add_option("--checkpoint", o->checkpoint, "Where a stopped run goes on from (default: OUTPUT.checkpoint)");
-  command->callback([o, kind, &exit_code] { exit_code = report(train(*o, kind)); });
+  command->callback([o, gates, &exit_code] { exit_code = report(train(*o, gates)); });
 }
 
 }  // namespace
@@ -166,10 +200,11 @@ void add_kind(CLI::App& parent, int& exit_code, OldRows kind, const char* name, 
 void add_train(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("train", "Learn what the recipes leank and duo need for a model");
   command->require_subcommand(1);
-  add_kind(*command, exit_code, OldRows::kChannels, "leank", "Learn which K channels old rows can do without",
+  add_kind(*command, exit_code, false, "leank", "Learn which K channels old rows can do without",
            "Mask to write; use it as --kv leank:mask=FILE");
-  add_kind(*command, exit_code, OldRows::kGates, "duo", "Learn which heads need old rows",
-           "Gates to write (TSV); use them as --kv duo:gates=FILE");
+  add_kind(
+      *command, exit_code, true, "duo", "Learn which heads need old rows",
+      "Gates to write (.gguf: with the model's identity; else the authors' table); use them as --kv duo:gates=FILE");
 }
 
 }  // namespace longkv::cli

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "base/error.h"
 #include "engine/likelihood.h"
@@ -74,9 +75,12 @@ class Comparison {
   Status step(int64_t i) {
     if (i == 0) {
       seconds_.clear();
+      nll_ = 0;
       session_.kv().reset_stats();
     }
     if (cancel_ != nullptr && cancel_->load()) return fail(Code::kCancelled, "interrupted");
+    // What was said before the token is fed.
+    if (i > 0) nll_ += negative_log_likelihood(session_.logits().data(), vocab_, script_.tokens[size_t(i)]);
     const int64_t checked = session_.kv().stats().checked_steps;
     const auto begin = Clock::now();
     LONGKV_TRY(session_.decode(script_.tokens[size_t(i)]));
@@ -87,6 +91,7 @@ class Comparison {
   }
 
   void summarise(RecipeReport& report) {
+    if (options_.steps > 1) report.perplexity = std::exp(nll_ / double(options_.steps - 1));
     const KvStats& stats = session_.kv().stats();
     report.bytes_per_token = double(stats.kv_bytes + stats.index_bytes) / double(std::max<int64_t>(1, stats.steps));
     if (stats.checked_steps > 0) {
@@ -108,6 +113,7 @@ class Comparison {
   const int64_t vocab_;
   Script script_;
   std::vector<double> seconds_;
+  double nll_ = 0;  // nats, of one recipe's steps
 };
 
 }  // namespace

@@ -35,6 +35,7 @@ struct RecipeReport {
   double output_error = 0;         // |out - full| / |full| of a layer's attention output, for the recipe's own queries
   double kl_mean = 0, kl_max = 0;  // nats, of the next token's distribution from full attention's
   double same_top = 0;             // share of steps with full attention's best token
+  double perplexity = 0;           // of the tokens fed, but for the first; 0: fewer than two
   double seconds_per_token = 0;    // median of unchecked steps
 };
 

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "cuda/card_session.h"
 #include "engine/likelihood.h"
+#include "model/identity.h"
 #include "ops/matmul.h"
 #include "prefill/sparse.h"
 #include "tokenizer/tokenizer.h"
@@ -96,8 +97,9 @@ bool cancelled(const std::atomic<bool>* cancel) { return cancel != nullptr && ca
 Result<std::unique_ptr<KvSession>> create_kv(const LoadedModel& model, const Recipe& recipe, int64_t context,
                                              int64_t window_slack, ThreadPool& pool, std::unique_ptr<Keeper> keeper) {
   const ModelConfig& c = model.config();
-  return KvSession::create(c.kv_shape(), recipe, RowCapacity{context}, AttendParams{c.attn_scale, c.attn_softcap}, pool,
-                           KvSessionExtras{rotation(model, context), std::move(keeper), c.name, window_slack});
+  return KvSession::create(
+      c.kv_shape(), recipe, RowCapacity{context}, AttendParams{c.attn_scale, c.attn_softcap}, pool,
+      KvSessionExtras{rotation(model, context), std::move(keeper), model_identity(c), window_slack});
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/gemm.h"
 #include "kv/attend.h"
 #include "kv/attend_kernel.h"
 #include "kv/layout.h"
@@ -42,7 +43,12 @@ void split_ranges(const KvMiddle& middle, std::span<const RowRange> ranges, std:
   }
 }
 
-void gather_query(const KvMiddle& middle, const float* q, float* dst) {
+void gather_query(const KvMiddle& middle, const float* q, int64_t dim, float* dst) {
+  if (middle.directions != nullptr) {
+    std::fill_n(dst, middle.dim_k, 0.0f);
+    gemm_add(1, middle.dim_k, dim, q, dim, middle.directions, middle.dim_k, dst, middle.dim_k);
+    return;
+  }
   for (int64_t i = 0; i < middle.dim_k; ++i) {
     const int64_t c = middle.channels == nullptr ? i : int64_t(middle.channels[i]);
     dst[i] = middle.alpha == nullptr ? q[c] : q[c] * middle.alpha[i];
@@ -51,6 +57,13 @@ void gather_query(const KvMiddle& middle, const float* q, float* dst) {
 
 namespace {
 
+// What mean_k and a constant add to the score of every row of the middle.
+float score_shift(const KvMiddle& middle, const float* q, int64_t dim, float scale) {
+  double sum = 0;
+  for (int64_t c = 0; middle.mean_k != nullptr && c < dim; ++c) sum += double(q[c]) * middle.mean_k[c];
+  return float(scale * sum) + middle.score;
+}
+
 bool reads_middle(const AttendUnit& unit) {
   const KvMiddle* m = unit.kv.middle;
   if (m == nullptr || m->begin >= m->end) return false;
@@ -58,15 +71,16 @@ bool reads_middle(const AttendUnit& unit) {
                      [&](const RowRange& r) { return r.begin < m->end && r.end > m->begin; });
 }
 
-// Rows whose keys count as zero: their logit is 0 (as is a capped one), their weight 1 each.
-void attend_removed(const KvMiddle& middle, int64_t rows, int n_q, float* out, float* lse) {
-  for (int h = 0; h < n_q; ++h) {
+// Rows of which nothing but means is left: one score and the mean of V for all.
+void attend_removed(const AttendUnit& unit, float scale, int64_t rows, float* out, float* lse) {
+  const KvMiddle& middle = *unit.kv.middle;
+  for (int h = 0; h < unit.n_q; ++h) {
     if (middle.mean_v == nullptr) {
       std::fill_n(out + h * middle.dim_v, middle.dim_v, 0.0f);
       lse[h] = -std::numeric_limits<float>::infinity();
     } else {
       std::copy_n(middle.mean_v, middle.dim_v, out + h * middle.dim_v);
-      lse[h] = std::log(float(rows));
+      lse[h] = std::log(float(rows)) + score_shift(middle, unit.q + int64_t(h) * unit.kv.dim_k, unit.kv.dim_k, scale);
     }
   }
 }
@@ -122,14 +136,14 @@ void attend(std::span<const AttendUnit> units, const AttendParams& params, Atten
     s.units.push_back(outside);
     const auto within = std::span<const RowRange>(s.inside).subspan(size_t(part.inside), size_t(part.n_inside));
     if (middle.dim_k == 0) {
-      attend_removed(middle, count_rows(within), unit.n_q, out + size, lse + unit.n_q);
+      attend_removed(unit, params.scale, count_rows(within), out + size, lse + unit.n_q);
       continue;
     }
     AttendUnit inside = unit;
     inside.kv = middle_view(unit.kv);
     float* q = s.floats.data() + part.at;
     for (int h = 0; h < unit.n_q; ++h) {
-      gather_query(middle, unit.q + int64_t(h) * unit.kv.dim_k, q + int64_t(h) * middle.dim_k);
+      gather_query(middle, unit.q + int64_t(h) * unit.kv.dim_k, unit.kv.dim_k, q + int64_t(h) * middle.dim_k);
     }
     inside.q = q;
     inside.ranges = within;
@@ -149,7 +163,12 @@ void attend(std::span<const AttendUnit> units, const AttendParams& params, Atten
     for (int h = 0; h < unit.n_q; ++h) {
       std::copy_n(out + h * dim, dim, s.merge.data());
       std::copy_n(out + size + h * dim, dim, s.merge.data() + dim);
-      const float both[] = {lse[h], lse[unit.n_q + h]};
+      // A shift of all scores is a shift of their log-sum-exp.
+      const KvMiddle& middle = *unit.kv.middle;
+      const float shift = middle.dim_k == 0
+                              ? 0.0f
+                              : score_shift(middle, unit.q + int64_t(h) * unit.kv.dim_k, unit.kv.dim_k, params.scale);
+      const float both[] = {lse[h], lse[unit.n_q + h] + shift};
       merge_partials(s.merge.data(), both, 2, dim, unit.out + h * dim, unit.lse + h);
     }
   }
@@ -170,18 +189,26 @@ void attend_scores(const AttendUnit& unit, const AttendParams& params, float* ds
   part.ranges = {border, outside.end()};
   attend_scores_whole(part, params, middle_dst + count_rows(inside), stride, pool);
   if (middle.dim_k == 0) {
-    const float score = middle.mean_v == nullptr ? -std::numeric_limits<float>::infinity() : 0.0f;
-    for (int h = 0; h < unit.n_q; ++h) std::fill_n(middle_dst + h * stride, count_rows(inside), score);
+    for (int h = 0; h < unit.n_q; ++h) {
+      const float* q = unit.q + int64_t(h) * unit.kv.dim_k;
+      const float score = middle.mean_v == nullptr ? -std::numeric_limits<float>::infinity()
+                                                   : score_shift(middle, q, unit.kv.dim_k, params.scale);
+      std::fill_n(middle_dst + h * stride, count_rows(inside), score);
+    }
     return;
   }
   std::vector<float> q(size_t(unit.n_q) * size_t(middle.dim_k));
   for (int h = 0; h < unit.n_q; ++h) {
-    gather_query(middle, unit.q + int64_t(h) * unit.kv.dim_k, q.data() + int64_t(h) * middle.dim_k);
+    gather_query(middle, unit.q + int64_t(h) * unit.kv.dim_k, unit.kv.dim_k, q.data() + int64_t(h) * middle.dim_k);
   }
   part.kv = middle_view(unit.kv);
   part.q = q.data();
   part.ranges = inside;
   attend_scores_whole(part, params, middle_dst, stride, pool);
+  for (int h = 0; h < unit.n_q; ++h) {
+    const float shift = score_shift(middle, unit.q + int64_t(h) * unit.kv.dim_k, unit.kv.dim_k, params.scale);
+    for (int64_t r = 0; r < count_rows(inside); ++r) middle_dst[h * stride + r] += shift;
+  }
 }
 
 }  // namespace longkv

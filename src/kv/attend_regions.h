@@ -17,7 +17,8 @@ KvHeadView middle_view(const KvHeadView& head);
 void split_ranges(const KvMiddle& middle, std::span<const RowRange> ranges, std::vector<RowRange>& outside,
                   std::vector<RowRange>& inside);
 
-// What a query is multiplied by in the middle: dst[dim_k of the middle], kept channels times alpha.
-void gather_query(const KvMiddle& middle, const float* q, float* dst);
+// What a query meets rows of the middle with: dst[dim_k of the middle], kept channels times alpha, or products with
+// directions. q: [dim], channels of a row.
+void gather_query(const KvMiddle& middle, const float* q, int64_t dim, float* dst);
 
 }  // namespace longkv

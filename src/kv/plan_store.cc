@@ -39,7 +39,7 @@ Result<std::vector<int>> kept_channels(const KvShape& shape, const Recipe& recip
   std::vector<int> kept;
   if (recipe.mask.kind == MaskKind::kLeank) {
     LONGKV_ASSIGN(const LeankMask mask, load_leank(recipe.mask.mask, shape));
-    for (const HeadMask& head : mask.heads) kept.push_back(int(head.channels.size()));
+    for (const HeadMask& head : mask.heads) kept.push_back(int(head.kept(shape.dim_k)));
   } else if (recipe.mask.kind == MaskKind::kThink) {
     kept.assign(size_t(shape.layers) * size_t(shape.kv_heads),
                 int(think_kept(shape.dim_k, recipe.mask.ratio, think_step(recipe.store.k, shape.dim_k))));

@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/gemm.h"
 #include "kv/codec/codec.h"
 #include "kv/codec/kivi.h"
 #include "kv/layout.h"
@@ -71,7 +72,13 @@ Status RegionStore::shape_head(Head& head) {
                   channels[i], i);
     }
   }
-  const auto n = int64_t(channels.size());
+  const HeadMask& mask = head.mask;
+  const int64_t n = mask.kept(dim_k_);
+  if (mask.directed() && (n > dim_k_ || int64_t(mask.keys.size()) != n * dim_k_ ||
+                          mask.queries.size() != mask.keys.size() || !channels.empty())) {
+    return fail(Code::kInvalidArgument, "directions of {} and {} numbers for keys of {} channels", mask.keys.size(),
+                mask.queries.size(), dim_k_);
+  }
   LONGKV_TRY(check_channels("K", spec_.k, n));
   LONGKV_TRY(check_channels("V", spec_.v, dim_v_));
   KvMiddle& m = head.middle;
@@ -83,10 +90,16 @@ Status RegionStore::shape_head(Head& head) {
   m.dim_v = dim_v_;
   head.k = VirtualArray();
   head.v = VirtualArray();
+  if (wants_mean_k(head)) {
+    head.sum_k.assign(size_t(dim_k_), 0.0);
+    head.mean_k.assign(size_t(dim_k_), 0.0f);
+    m.mean_k = head.mean_k.data();
+  }
   if (n == 0) {
     head.sum_v.assign(size_t(dim_v_), 0.0);
     head.mean_v.assign(size_t(dim_v_), 0.0f);
-    if (spec_.removed_as_mean) m.mean_v = head.mean_v.data();
+    if (mask.removed != RemovedAs::kDrop) m.mean_v = head.mean_v.data();
+    if (mask.removed == RemovedAs::kConstant) m.score = mask.score;
     return {};
   }
   m.k_stride = unit_bytes(spec_.k, n);
@@ -95,9 +108,47 @@ Status RegionStore::shape_head(Head& head) {
   LONGKV_ASSIGN(head.v, VirtualArray::reserve(uint64_t(capacity_) * uint64_t(kv_row_bytes(spec_.v, dim_v_))));
   m.k = head.k.data();
   m.v = head.v.data();
-  if (n < dim_k_) m.channels = channels.data();
-  if (!head.mask.alpha.empty()) m.alpha = head.mask.alpha.data();
+  if (mask.directed()) {
+    head.directions.resize(mask.queries.size());
+    head.to_kept.resize(mask.keys.size());
+    transpose(mask.queries.data(), n, dim_k_, dim_k_, head.directions.data(), n);
+    transpose(mask.keys.data(), n, dim_k_, dim_k_, head.to_kept.data(), n);
+    m.directions = head.directions.data();
+  } else if (n < dim_k_) {
+    m.channels = channels.data();
+  }
+  if (!mask.alpha.empty()) m.alpha = mask.alpha.data();
   return {};
+}
+
+bool RegionStore::wants_mean_k(const Head& head) const {
+  if (head.mask.kept(dim_k_) == 0) return head.mask.removed == RemovedAs::kMean;
+  return spec_.compensate;
+}
+
+// Means over the middle from sums over it.
+void RegionStore::update_means(Head& head) {
+  const KvMiddle& m = head.middle;
+  const double n = double(std::max<int64_t>(1, m.end - m.begin));
+  for (size_t c = 0; c < head.sum_v.size(); ++c) head.mean_v[c] = float(head.sum_v[c] / n);
+  if (head.sum_k.empty()) return;
+  const auto dim = size_t(dim_k_);
+  std::vector<double> lost(dim);
+  for (size_t c = 0; c < dim; ++c) lost[c] = head.sum_k[c] / n;
+  const std::vector<double> mean = lost;
+  if (m.directions != nullptr) {
+    for (size_t i = 0; i < size_t(m.dim_k); ++i) {
+      double held = 0;
+      for (size_t c = 0; c < dim; ++c) held += mean[c] * head.mask.keys[i * dim + c];
+      for (size_t c = 0; c < dim; ++c) lost[c] -= held * m.directions[c * size_t(m.dim_k) + i];
+    }
+  } else {
+    for (size_t i = 0; i < size_t(m.dim_k); ++i) {
+      const size_t c = m.channels == nullptr ? i : m.channels[i];
+      lost[c] -= mean[c] * (m.alpha == nullptr ? 1.0 : double(m.alpha[i]));
+    }
+  }
+  for (size_t c = 0; c < dim; ++c) head.mean_k[c] = float(lost[c]);
 }
 
 const KvMiddle* RegionStore::middle(int layer, int kv_head) const {
@@ -123,7 +174,11 @@ void RegionStore::encode(int layer, int kv_head, const KvHeadView& raw, int64_t 
     const int64_t at = row - m.begin;
     decode_k_rows(raw, row, row + kStep, rows.data());
     const float* keys = rows.data();
-    if (m.channels != nullptr) {
+    if (m.directions != nullptr) {
+      std::fill(kept.begin(), kept.end(), 0.0f);
+      gemm_add(kStep, m.dim_k, dim_k_, keys, dim_k_, h.to_kept.data(), m.dim_k, kept.data(), m.dim_k);
+      keys = kept.data();
+    } else if (m.channels != nullptr) {
       for (int64_t r = 0; r < kStep; ++r) {
         for (int64_t i = 0; i < m.dim_k; ++i) kept[size_t(r * m.dim_k + i)] = rows[size_t(r * dim_k_ + m.channels[i])];
       }
@@ -146,25 +201,30 @@ void RegionStore::encode(int layer, int kv_head, const KvHeadView& raw, int64_t 
 void RegionStore::commit(int layer, int kv_head, const KvHeadView& raw, int64_t end) {
   Head& h = head(layer, kv_head);
   KvMiddle& m = h.middle;
-  if (m.dim_k == 0) {
-    std::vector<float> row(static_cast<size_t>(dim_v_));
+  const auto add = [&](std::vector<double>& sums, auto decode) {
+    if (sums.empty()) return;
+    std::vector<float> row(sums.size());
     for (int64_t r = m.end; r < end; ++r) {
-      decode_v_rows(raw, r, r + 1, row.data());
-      for (size_t c = 0; c < row.size(); ++c) h.sum_v[c] += row[c];
+      decode(raw, r, r + 1, row.data());
+      for (size_t c = 0; c < row.size(); ++c) sums[c] += row[c];
     }
-    const double n = double(end - m.begin);
-    for (size_t c = 0; c < row.size(); ++c) h.mean_v[c] = float(h.sum_v[c] / n);
-  }
+  };
+  add(h.sum_v, decode_v_rows);
+  add(h.sum_k, decode_k_rows);
   m.end = end;
+  update_means(h);
 }
 
 void RegionStore::cut(int layer, int kv_head, int64_t end) {
   Head& h = head(layer, kv_head);
   KvMiddle& m = h.middle;
   if (end >= m.end) return;
-  const double left = double(end - m.begin);
-  for (size_t c = 0; c < h.sum_v.size(); ++c) h.sum_v[c] = double(h.mean_v[c]) * left;
+  // What was summed over the rows that leave is not known any more: the means stay.
+  const double left = double(end - m.begin) / double(m.end - m.begin);
+  for (double& x : h.sum_v) x *= left;
+  for (double& x : h.sum_k) x *= left;
   m.end = end;
+  update_means(h);
   h.advised = std::min(h.advised, end - m.begin);
   h.k.release(uint64_t((end - m.begin) * kv_row_bytes(m.k_type, m.dim_k)), h.k.size());
   h.v.release(uint64_t((end - m.begin) * kv_row_bytes(m.v_type, m.dim_v)), h.v.size());
@@ -204,14 +264,15 @@ void RegionStore::visit(KvState& state, int layer, int kv_head, int64_t rows) {
     if (!set.ok()) return state.refuse(set.code(), set.message());
   }
   h.middle.end = end;
+  if (!h.sum_k.empty()) state.values("sum_k", std::span(h.sum_k));
   const auto encoded = uint64_t(end - spec_.sink);
   if (h.middle.dim_k == 0) {
     state.values("sum_v", std::span(h.sum_v));
-    state.values("mean_v", std::span(h.mean_v));
-    return;
+  } else {
+    state.array("old_k", h.k, 0, encoded * uint64_t(kv_row_bytes(h.middle.k_type, h.middle.dim_k)));
+    state.array("old_v", h.v, 0, encoded * uint64_t(kv_row_bytes(h.middle.v_type, h.middle.dim_v)));
   }
-  state.array("old_k", h.k, 0, encoded * uint64_t(kv_row_bytes(h.middle.k_type, h.middle.dim_k)));
-  state.array("old_v", h.v, 0, encoded * uint64_t(kv_row_bytes(h.middle.v_type, h.middle.dim_v)));
+  if (state.loading()) update_means(h);
 }
 
 int64_t RegionStore::rows_encoded() const {

@@ -6,7 +6,8 @@
 // The middle grows in steps of 32 rows as soon as at least `window` rows remain after it, so recent rows number window
 // to window + 31, and its steps begin at `sink`: encoding row by row or a whole prompt at once gives the same bytes.
 // While a prompt is read nothing is encoded, as its attention is meant to be dense. Channels of K may be dropped per
-// head; a head without any keeps the mean of V alone. Layers with a sliding window are left as they are.
+// head, or keys held as their products with a few directions; the mean over all old keys of what is lost can be added
+// back to each. A head without any keeps means alone. Layers with a sliding window are left as they are.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +21,24 @@
 
 namespace longkv {
 
-// Channels of K that a head keeps in its middle.
+// What stands for the old rows of a head that keeps nothing of K.
+enum class RemovedAs {
+  kMean,      // the mean of V, at the score of the mean key
+  kConstant,  // the mean of V, at a score that does not depend on the query
+  kDrop,      // nothing
+};
+
+// What a head keeps of K in its middle: some channels, or products of keys with directions.
 struct HeadMask {
-  std::vector<uint16_t> channels;  // ascending
-  std::vector<float> alpha;        // [channels], empty: 1
+  std::vector<uint16_t> channels;            // ascending
+  std::vector<float> alpha;                  // [channels], empty: 1
+  std::vector<float> keys;                   // [n][dim_k], directions: a key is held as n products; empty: channels
+  std::vector<float> queries;                // [n][dim_k], what queries meet those products through
+  RemovedAs removed = RemovedAs::kConstant;  // of a head that keeps nothing
+  float score = 0.0f;                        // kConstant
+  bool directed() const { return !keys.empty(); }
+  int64_t kept(int64_t dim_k) const { return directed() ? int64_t(keys.size()) / dim_k : int64_t(channels.size()); }
+  bool operator==(const HeadMask&) const = default;
 };
 
 struct RegionSpec {
@@ -32,7 +47,7 @@ struct RegionSpec {
   int64_t sink = 0;
   int64_t window = 0;
   std::vector<HeadMask> masks;  // [layers][kv_heads]; empty: all channels
-  bool removed_as_mean = true;  // heads without channels: the mean of V stands for the middle, else nothing does
+  bool compensate = false;      // the mean of what old keys lost is added back
 };
 
 class RegionStore {
@@ -79,13 +94,19 @@ class RegionStore {
     KvMiddle middle;
     HeadMask mask;
     VirtualArray k, v;
-    std::vector<double> sum_v;  // of heads without channels
+    std::vector<float> directions;  // KvMiddle
+    std::vector<float> to_kept;     // [dim_k][n], the mask's keys by channel
+    std::vector<double> sum_v;      // of heads that keep nothing
     std::vector<float> mean_v;
-    int64_t advised = 0;  // rows
+    std::vector<double> sum_k;  // of heads whose keys' mean is wanted; raw keys
+    std::vector<float> mean_k;  // what is lost of it
+    int64_t advised = 0;        // rows
   };
   Head& head(int layer, int kv_head) { return heads_[size_t(layer) * size_t(kv_heads_) + size_t(kv_head)]; }
   const Head& head(int layer, int kv_head) const { return heads_[size_t(layer) * size_t(kv_heads_) + size_t(kv_head)]; }
   Status shape_head(Head& head);
+  bool wants_mean_k(const Head& head) const;
+  void update_means(Head& head);
 
   RegionSpec spec_;
   int kv_heads_ = 0;

@@ -133,13 +133,14 @@ Result<std::unique_ptr<KvSession>> KvSession::create(const KvShape& shape, const
   }
   LONGKV_TRY(validate_recipe(recipe));
   if (!extras.keeper) {
-    LONGKV_ASSIGN(extras.keeper, make_keeper(recipe.keep, shape));
+    LONGKV_ASSIGN(extras.keeper, make_keeper(recipe.keep, shape, extras.model));
   }
   const KeepNeeds needs = extras.keeper ? extras.keeper->needs() : KeepNeeds{};
   LONGKV_TRY(check_needs(needs, recipe, bool(extras.rotate)));
   const KvTypes types = store_regions(recipe.store, recipe.mask).raw;
   LONGKV_ASSIGN(KvCache cache, KvCache::create(shape, types, capacity, needs.fields));
-  LONGKV_ASSIGN(std::optional<RegionStore> regions, make_regions(shape, recipe, capacity, extras.model));
+  LONGKV_ASSIGN(std::optional<RegionStore> regions,
+                make_regions(shape, recipe, capacity, extras.model, params.softcap > 0));
   if (regions) LONGKV_TRY(cache.add_regions(std::move(*regions)));
   cache.set_window_slack(extras.window_slack);
   auto session = std::unique_ptr<KvSession>(

@@ -23,9 +23,9 @@
 namespace longkv {
 
 // What the store and mask stages need beside the cache; empty when every row is held as it comes. Errors: a mask for
-// another model, channels that a type cannot hold.
+// another model, channels that a type cannot hold. capped: attention caps its scores.
 Result<std::optional<RegionStore>> make_regions(const KvShape& shape, const Recipe& recipe, RowCapacity capacity,
-                                                const std::string& model);
+                                                const std::string& model, bool capped);
 
 struct KvSession::Impl {
   Impl(const KvShape& shape, const Recipe& recipe, const AttendParams& attend_params, ThreadPool& thread_pool);

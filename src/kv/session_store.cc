@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "kv/codec/rotate.h"
 #include "kv/layout.h"
+#include "kv/mask/identity.h"
 #include "kv/mask/leank.h"
 #include "kv/session_impl.h"
 
@@ -31,7 +32,7 @@ void exchange(std::vector<float>& to, const float*& from, int64_t rows, int64_t 
 }  // namespace
 
 Result<std::optional<RegionStore>> make_regions(const KvShape& shape, const Recipe& recipe, RowCapacity capacity,
-                                                const std::string& model) {
+                                                const std::string& model, bool capped) {
   if (recipe.store.rotates_k()) LONGKV_TRY(check_rotation("K", recipe.store.k, shape.dim_k));
   if (recipe.store.rotates_v()) LONGKV_TRY(check_rotation("V", recipe.store.v, shape.dim_v));
   const StoreRegions regions = store_regions(recipe.store, recipe.mask);
@@ -41,12 +42,11 @@ Result<std::optional<RegionStore>> make_regions(const KvShape& shape, const Reci
   spec.v = regions.old.v;
   spec.sink = regions.sink;
   spec.window = regions.window;
-  spec.removed_as_mean = !recipe.mask.drop_removed;
+  spec.compensate = recipe.mask.mean == MaskSpec::Mean::kOn;
   if (recipe.mask.kind == MaskKind::kLeank) {
     LONGKV_ASSIGN(LeankMask mask, load_leank(recipe.mask.mask, shape));
-    if (!mask.model.empty() && !model.empty() && mask.model != model) {
-      return fail(Code::kInvalidArgument, "{}: the channel mask was learned for '{}', this model is '{}'",
-                  recipe.mask.mask, mask.model, model);
+    if (const std::string differs = identity_difference(mask.model, model); !differs.empty()) {
+      return fail(Code::kInvalidArgument, "{}: the channel mask {}", recipe.mask.mask, differs);
     }
     if (mask.window > regions.window || mask.sink > regions.sink) {
       LONGKV_TRY(
@@ -56,12 +56,22 @@ Result<std::optional<RegionStore>> make_regions(const KvShape& shape, const Reci
                              recipe.mask.mask, mask.sink, mask.window, regions.sink, regions.window)));
     }
     spec.masks = std::move(mask.heads);
+    if (recipe.mask.mean == MaskSpec::Mean::kLearned) spec.compensate = mask.compensate;
+    if (recipe.mask.removed != MaskSpec::Removed::kLearned) {
+      const auto as = RemovedAs(int(recipe.mask.removed) - int(MaskSpec::Removed::kMean));
+      for (HeadMask& head : spec.masks) head.removed = as;
+    }
   } else if (recipe.mask.kind == MaskKind::kThink) {
     // Which channels is known at the end of the prompt; how many now.
     const int64_t kept = think_kept(shape.dim_k, recipe.mask.ratio, think_step(spec.k, shape.dim_k));
     HeadMask first;
     for (int64_t c = 0; c < kept; ++c) first.channels.push_back(uint16_t(c));
     spec.masks.assign(size_t(shape.layers) * size_t(shape.kv_heads), first);
+  }
+  if (spec.compensate && capped) {
+    return fail(Code::kUnsupported,
+                "this model caps attention scores, to which the mean of what keys lost cannot be added; nearest legal: "
+                "mean=off");
   }
   LONGKV_ASSIGN(RegionStore store, RegionStore::create(shape, std::move(spec), capacity));
   return std::optional<RegionStore>(std::move(store));

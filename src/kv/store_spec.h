@@ -32,9 +32,12 @@ struct MaskSpec {
   std::string mask;  // leank: file
   int64_t sink = 0;
   int64_t window = 0;
-  bool drop_removed = false;  // leank: heads without channels lose their old rows, instead of keeping the mean of V
-  double ratio = 0.4;         // think: share of the channels dropped
-  int64_t queries = 32;       // think: last queries of the prompt that decide
+  // What old keys lost counts as its mean over them; leank: as the mask was learned, unless told.
+  enum class Mean { kLearned, kOn, kOff } mean = Mean::kLearned;
+  // leank: what stands for the old rows of heads that keep nothing of K.
+  enum class Removed { kLearned, kMean, kConstant, kDrop } removed = Removed::kLearned;
+  double ratio = 0.4;    // think: share of the channels dropped
+  int64_t queries = 32;  // think: last queries of the prompt that decide
   bool operator==(const MaskSpec&) const = default;
 };
 

@@ -66,7 +66,7 @@ struct KvMiddle {
   int64_t end = 0;
   KvType k_type = KvType::kF16;
   KvType v_type = KvType::kF16;
-  int dim_k = 0;  // channels kept of K; 0: of these rows only the mean of V is left
+  int dim_k = 0;  // numbers kept of a K row; 0: of these rows only means are left
   int dim_v = 0;
   const uint8_t* k = nullptr;  // row `begin` first; blocked types: its block
   const uint8_t* v = nullptr;
@@ -74,8 +74,14 @@ struct KvMiddle {
   int64_t v_stride = 0;
   const uint16_t* channels = nullptr;  // [dim_k], ascending; nullptr: all
   const float* alpha = nullptr;        // [dim_k], multiplies K (folded into queries); nullptr: 1
-  // dim_k == 0. Nullptr: the rows count for nothing; else [dim_v], and they count as if every key were zero.
+  // [channels of a row][dim_k]: K holds no channels but products of rows; queries meet them through these instead.
+  const float* directions = nullptr;
+  // [channels of a row], what all keys of the middle lack on average, added to each; nullptr: nothing.
+  const float* mean_k = nullptr;
+  // dim_k == 0. Nullptr: the rows count for nothing; else [dim_v], and their keys are mean_k, their scores `score`
+  // more.
   const float* mean_v = nullptr;
+  float score = 0.0f;
 };
 
 // The stored rows of one KV head in one layer. K rows carry RoPE at their token's position, which is the row's index

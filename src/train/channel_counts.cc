@@ -31,7 +31,7 @@ ChannelCounts counts_by_bytes(const MaskShape& shape, const std::vector<double>&
   };
   std::vector<Segment> segments;
   for (int64_t h = 0; h < shape.heads(); ++h) {
-    if (!shape.head_learns(h)) continue;
+    if (!shape.head_learns(h) || shape.head_streams(h)) continue;
     const double* curve = loss.data() + h * levels;
     int64_t at = 0;
     while (at < steps) {

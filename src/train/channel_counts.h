@@ -17,9 +17,11 @@ struct MaskShape {
   int kv_heads = 0;
   int dim_k = 0;
   int dim_v = 0;
-  std::vector<bool> learns;  // [layers]
+  std::vector<bool> learns;   // [layers]
+  std::vector<bool> streams;  // [heads], those that keep nothing in any case; empty: none
   int64_t heads() const { return int64_t(layers) * kv_heads; }
   bool head_learns(int64_t head) const { return learns[size_t(head / kv_heads)]; }
+  bool head_streams(int64_t head) const { return !streams.empty() && streams[size_t(head)]; }
   int64_t learned_heads() const;
 };
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/gemm.h"
 #include "kv/layout.h"
-#include "train/gemm.h"
 
 namespace longkv {
 
@@ -13,9 +13,9 @@ namespace {
 constexpr int64_t kTile = 256;
 
 // C of one row and query head, [dim_k][dim_v].
-std::vector<float> channel_outputs(const ChunkAttention& a, int head, const float* q, float lse, const float* out) {
+std::vector<float> channel_outputs(const ChunkAttention& a, int head, const float* alpha,
+                                   const std::vector<float>& mean_k, const float* q, float lse, const float* out) {
   const KvHeadView& view = a.prompt[size_t(head)];
-  const float* alpha = a.alpha + int64_t(head) * a.dim_k;
   const float* k = reinterpret_cast<const float*>(view.k);
   const float* v = reinterpret_cast<const float*>(view.v);
   const int64_t k_stride = view.k_stride / int64_t(sizeof(float)), v_stride = view.v_stride / int64_t(sizeof(float));
@@ -25,8 +25,11 @@ std::vector<float> channel_outputs(const ChunkAttention& a, int head, const floa
     const int64_t n = std::min(kTile, a.middle.end - row);
     transpose(k + row * k_stride, n, a.dim_k, k_stride, weighted.data(), kTile);
     float p[kTile];
-    std::fill_n(p, n, 0.0f);
+    float start = 0;
+    for (int64_t i = 0; i < a.dim_k; ++i) start += a.scale * q[i] * mean_k[size_t(i)];
+    std::fill_n(p, n, start);
     for (int64_t i = 0; i < a.dim_k; ++i) {
+      for (int64_t j = 0; j < n; ++j) weighted[size_t(i * kTile + j)] -= mean_k[size_t(i)];
       if (alpha[i] == 0.0f) continue;
       for (int64_t j = 0; j < n; ++j) p[j] += a.scale * alpha[i] * q[i] * weighted[size_t(i * kTile + j)];
     }
@@ -50,8 +53,8 @@ std::vector<float> channel_outputs(const ChunkAttention& a, int head, const floa
 
 }  // namespace
 
-void add_channel_quadratic(const ChunkAttention& a, const float* out, const float* lse, const float* teacher_out,
-                           const Weight& wo, const std::vector<int64_t>& rows, double weight,
+void add_channel_quadratic(const ChunkAttention& a, const float* mask, const float* out, const float* lse,
+                           const float* teacher_out, const Weight& wo, const std::vector<int64_t>& rows, double weight,
                            ChannelQuadratic* quadratics, ThreadPool& pool) {
   // Wo of a KV head's query heads, transposed: [group * dim_v][dim].
   const int64_t dim = wo.rows, width = int64_t(a.group) * a.dim_v;
@@ -62,6 +65,8 @@ void add_channel_quadratic(const ChunkAttention& a, const float* out, const floa
   pool.run(a.kv_heads, [&](int64_t head, int) {
     ChannelQuadratic& to = quadratics[head];
     std::vector<float> z(size_t(a.dim_k) * size_t(dim)), zt(z.size()), product(size_t(a.dim_k) * size_t(a.dim_k));
+    const std::vector<float> mean_k =
+        a.compensate ? mean_of_old_keys(a, int(head)) : std::vector<float>(size_t(a.dim_k), 0.0f);
     std::vector<float> away(static_cast<size_t>(a.dim_v)), e(static_cast<size_t>(dim));
     for (int64_t t : rows) {
       std::fill(z.begin(), z.end(), 0.0f);
@@ -70,7 +75,8 @@ void add_channel_quadratic(const ChunkAttention& a, const float* out, const floa
         const int64_t at = (t * a.kv_heads + head) * a.group + g;
         const float* q = a.q + at * a.dim_k;
         const float* wo_g = flipped.data() + (head * width + g * a.dim_v) * dim;
-        std::vector<float> c = channel_outputs(a, int(head), q, lse[at], out + at * a.dim_v);
+        std::vector<float> c =
+            channel_outputs(a, int(head), mask + head * a.dim_k, mean_k, q, lse[at], out + at * a.dim_v);
         for (int64_t i = 0; i < a.dim_k; ++i) {
           for (int64_t j = 0; j < a.dim_v; ++j) c[size_t(i * a.dim_v + j)] *= a.scale * q[i];
         }
@@ -92,14 +98,11 @@ void add_channel_quadratic(const ChunkAttention& a, const float* out, const floa
   });
 }
 
-void eliminate_channels(const ChannelQuadratic& q, int64_t n, int64_t align, std::vector<bool>& kept,
-                        std::vector<int>& order, double* loss) {
+double eliminate_channels(const ChannelQuadratic& q, int64_t n, std::vector<bool>& kept, std::vector<int>& order) {
   const auto dim_k = int64_t(kept.size());
-  auto left = std::count(kept.begin(), kept.end(), true);
   std::vector<double> rise(kept.size());  // of dropping a channel next
   for (int64_t c = 0; c < dim_k; ++c) rise[size_t(c)] = q.h[size_t(c * dim_k + c)] - 2 * q.linear[size_t(c)];
   double sum = q.base;
-  if (left % align == 0) loss[left / align] = std::max(sum, 0.0);
   for (; n > 0; --n) {
     int64_t best = -1;
     for (int64_t c = 0; c < dim_k; ++c) {
@@ -110,8 +113,8 @@ void eliminate_channels(const ChannelQuadratic& q, int64_t n, int64_t align, std
     sum += rise[size_t(best)];
     for (int64_t c = 0; c < dim_k; ++c)
       rise[size_t(c)] += q.h[size_t(c * dim_k + best)] + q.h[size_t(best * dim_k + c)];
-    if (--left % align == 0) loss[left / align] = std::max(sum, 0.0);
   }
+  return sum;
 }
 
 }  // namespace longkv

@@ -25,16 +25,16 @@ struct ChannelQuadratic {
   double base = 0;
 };
 
-// Adds rows `rows` of a chunk, each weighted by `weight`, to quadratics[kv_heads]. `a` has the present mask as alpha (0
-// or 1); out and lse are what attend_chunk gives for it, teacher_out what it gives without a mask. wo: [dim][query
-// heads * dim_v].
-void add_channel_quadratic(const ChunkAttention& a, const float* out, const float* lse, const float* teacher_out,
-                           const Weight& wo, const std::vector<int64_t>& rows, double weight,
+// Adds rows `rows` of a chunk, each weighted by `weight`, to quadratics[kv_heads]. mask: [kv_heads][dim_k], 0 or 1, the
+// present one, which `a` has as mix; out and lse are what attend_chunk gives for it, teacher_out what it gives without
+// a mask. Where the mean of old keys makes up for dropped channels, k_jc above is its distance from the mean. wo:
+// [dim][query heads * dim_v].
+void add_channel_quadratic(const ChunkAttention& a, const float* mask, const float* out, const float* lse,
+                           const float* teacher_out, const Weight& wo, const std::vector<int64_t>& rows, double weight,
                            ChannelQuadratic* quadratics, ThreadPool& pool);
 
 // Drops `n` channels of those that `kept` marks, always the one that raises the loss least, unmarks them and appends
-// them to `order`. loss[i], i = kept channels / align, is set where their number passes a multiple of align.
-void eliminate_channels(const ChannelQuadratic& q, int64_t n, int64_t align, std::vector<bool>& kept,
-                        std::vector<int>& order, double* loss);
+// them to `order`. Returns the loss reached.
+double eliminate_channels(const ChannelQuadratic& q, int64_t n, std::vector<bool>& kept, std::vector<int>& order);
 
 }  // namespace longkv

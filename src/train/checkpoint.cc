@@ -1,6 +1,7 @@
 // The trainer's state as a GGUF file: nothing that a killed run has learned is lost but the last seconds.
 #include <fmt/format.h>
 
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 
@@ -14,7 +15,7 @@ namespace longkv {
 
 namespace {
 
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2;
 
 Status add_values(GgufWriter& writer, const char* name, const std::vector<float>& values) {
   const int64_t dims[] = {int64_t(values.size())};
@@ -39,16 +40,17 @@ Status read_values(const GgufFile& file, const std::string& path, const char* na
 // Everything that decides what a run learns.
 std::string Trainer::description() const {
   const TrainOptions& o = options_;
-  uint64_t texts = 0;
+  uint64_t texts = std::hash<std::vector<bool>>{}(o.streaming);
   for (const std::string& t : o.lessons.texts) texts = texts * 31 + std::hash<std::string>{}(t);
   return fmt::format(
-      "model={} kind={} sink={} window={} lengths={}-{}/{} steps={}+{} rates={}+{} lambda={} ratio={} align={} "
+      "model={} learned={} loss={} sink={} window={} lengths={}-{}/{} steps={}+{} rates={}+{} lambda={} ratio={} "
+      "align={} "
       "bytes={} "
-      "scales={} held_out={} seed={} questions={} chunk={} texts={:x}",
-      fmt::format("{}/{}", model_->config().name, model_->file().file_bytes()),
-      o.kind == OldRows::kGates ? "gates" : "channels", o.sink, o.window, o.shortest, o.longest, o.lengths, o.steps,
-      o.refine_steps, o.rate, o.refine_rate, o.lambda, o.ratio, o.align, o.by_bytes, o.keep_scales, o.held_out,
-      o.lessons.seed, o.lessons.questions, o.lessons.max_chunk, texts);
+      "scales={} compensate={} removed={} generated={} held_out={} seed={} questions={} chunk={} texts={:x}",
+      fmt::format("{}/{}", model_->config().name, model_->file().file_bytes()), int(o.learned), int(o.loss), o.sink,
+      o.window, o.shortest, o.longest, o.lengths, o.steps, o.refine_steps, o.rate, o.refine_rate, o.lambda, o.ratio,
+      o.align, o.by_bytes, o.keep_scales, o.compensate, o.removed ? int(*o.removed) : -1, o.lessons.generated,
+      o.held_out, o.lessons.seed, o.lessons.questions, o.lessons.max_chunk, texts);
 }
 
 Status Trainer::save(const std::string& path) const {
@@ -62,6 +64,14 @@ Status Trainer::save(const std::string& path) const {
   if (!state_.frozen.empty()) {
     const std::vector<int32_t> counts(state_.frozen.begin(), state_.frozen.end());
     LONGKV_TRY(writer.add_i32s("train.counts", counts));
+    std::vector<int32_t> removed;
+    std::vector<float> scores;
+    for (const OldHead& head : state_.heads) {
+      removed.push_back(int32_t(head.as));
+      scores.push_back(head.score);
+    }
+    LONGKV_TRY(writer.add_i32s("train.removed", removed));
+    LONGKV_TRY(writer.add_f32s("train.scores", scores));
   }
   LONGKV_TRY(add_values(writer, "train.values", state_.values));
   LONGKV_TRY(add_values(writer, "train.first", state_.first));
@@ -84,25 +94,37 @@ Status Trainer::load(const std::string& path) {
                 path, options, description());
   }
   State s;
-  const size_t n = state_.values.size();
   LONGKV_ASSIGN(const int64_t stage, meta.integer("train.stage", 1, 2));
   s.stage = int(stage);
   LONGKV_ASSIGN(s.step, meta.integer("train.step", 0, stage == 1 ? options_.steps : options_.refine_steps));
   LONGKV_ASSIGN(s.held_out_start, meta.real("train.held_out_start"));
   LONGKV_ASSIGN(s.best, meta.real("train.best"));
+  if (options_.by_bytes && s.stage == 2) {
+    LONGKV_ASSIGN(s.frozen, meta.integers("train.counts", shape_.heads(), 0, shape_.dim_k));
+    LONGKV_ASSIGN(const std::vector<int64_t> removed,
+                  meta.integers("train.removed", shape_.heads(), 0, int(RemovedAs::kDrop)));
+    LONGKV_ASSIGN(const std::vector<double> scores, meta.reals("train.scores", shape_.heads()));
+    for (size_t h = 0; h < removed.size(); ++h) {
+      s.heads.push_back({false, RemovedAs(removed[h]), float(scores[h])});
+    }
+  }
+  size_t n = state_.values.size();
+  const bool directions = options_.learned == Learned::kDirections;
+  if (directions && s.stage == 2) {
+    n = 0;
+    for (int64_t count : s.frozen) n += size_t(2 * count * shape_.dim_k);
+  }
   LONGKV_TRY(read_values(file, path, "train.values", n, s.values));
   LONGKV_TRY(read_values(file, path, "train.first", n, s.first));
   LONGKV_TRY(read_values(file, path, "train.second", n, s.second));
   if (file.find("train.best_values") != nullptr) {
     LONGKV_TRY(read_values(file, path, "train.best_values", n, s.best_values));
   }
-  if (options_.by_bytes && s.stage == 2) {
-    LONGKV_ASSIGN(s.frozen, meta.integers("train.counts", shape_.heads(), 0, shape_.dim_k));
-  }
   for (const std::vector<float>* values : {&s.values, &s.best_values}) {
     for (float v : *values) {
-      if (!(v >= 0.0f && v <= 1.0f)) {
-        return fail(Code::kCorrupt, "{}: a value of {} is not in [0, 1]; delete the file to begin anew", path, v);
+      if (!(directions ? std::isfinite(v) : v >= 0.0f && v <= 1.5f)) {
+        return fail(Code::kCorrupt, "{}: a value of {} cannot have been learned; delete the file to begin anew", path,
+                    v);
       }
     }
   }

@@ -5,9 +5,9 @@
 #include <limits>
 
 #include "base/checked.h"
+#include "base/gemm.h"
 #include "kv/attend_kernel.h"
 #include "kv/layout.h"
-#include "train/gemm.h"
 
 namespace longkv {
 
@@ -37,33 +37,56 @@ std::vector<Piece> pieces_of(const ChunkAttention& a) {
     };
     const RowRange middle = count_of(a.middle) > 0 ? a.middle : RowRange{prompt.rows, prompt.rows};
     add(0, middle.begin, false);
-    if (!a.without_middle) add(middle.begin, middle.end, true);
+    const bool dropped = !a.heads.empty() && a.heads[size_t(h)].removed && a.heads[size_t(h)].as == RemovedAs::kDrop;
+    if (!a.without_middle && !dropped) add(middle.begin, middle.end, true);
     add(middle.end, prompt.rows, false);
     pieces.push_back({h, true, false, 0, a.tokens});
   }
   return pieces;
 }
 
-// Queries of one KV head, [tokens * group][dim_k]: scaled, and for old rows multiplied by alpha.
+// Queries of one KV head, [tokens * group][dim_k], scaled; for old rows as they meet the keys, and what is added to
+// every score.
 struct HeadQueries {
-  std::vector<float> full, old;
+  std::vector<float> full, old, shift;
+  std::vector<float> mean;  // [dim_k], of old keys; empty: stands for nothing
 };
+
+const OldHead* removed_head(const ChunkAttention& a, int head) {
+  return a.heads.empty() || !a.heads[size_t(head)].removed ? nullptr : &a.heads[size_t(head)];
+}
 
 HeadQueries gather_queries(const ChunkAttention& a, int head) {
   HeadQueries out;
   const int64_t n = a.tokens * a.group;
   out.full.resize(size_t(n * a.dim_k));
-  out.old.resize(size_t(n * a.dim_k));
-  const float* alpha = a.alpha == nullptr ? nullptr : a.alpha + int64_t(head) * a.dim_k;
   for (int64_t t = 0; t < a.tokens; ++t) {
-    for (int64_t g = 0; g < a.group; ++g) {
-      const float* q = a.q + ((t * a.kv_heads + head) * a.group + g) * a.dim_k;
-      float* full = out.full.data() + (t * a.group + g) * a.dim_k;
-      float* old = out.old.data() + (t * a.group + g) * a.dim_k;
+    const float* q = a.q + (t * a.kv_heads + head) * a.group * a.dim_k;
+    for (int64_t i = 0; i < a.group * a.dim_k; ++i) out.full[size_t(t * a.group * a.dim_k + i)] = a.scale * q[i];
+  }
+  out.shift.assign(size_t(n), 0.0f);
+  if (count_of(a.middle) <= 0 || a.without_middle) return out;
+  const OldHead* removed = removed_head(a, head);
+  if (removed == nullptr && a.mix == nullptr) {
+    out.old = out.full;
+    return out;
+  }
+  out.old.assign(out.full.size(), 0.0f);
+  if (removed == nullptr) {
+    gemm_add(n, a.dim_k, a.dim_k, out.full.data(), a.dim_k, a.mix + int64_t(head) * a.dim_k * a.dim_k, a.dim_k,
+             out.old.data(), a.dim_k);
+  } else if (removed->as == RemovedAs::kConstant) {
+    std::fill(out.shift.begin(), out.shift.end(), removed->score);
+  }
+  if (removed == nullptr ? a.compensate : removed->as == RemovedAs::kMean) {
+    out.mean = mean_of_old_keys(a, head);
+    for (int64_t i = 0; i < n; ++i) {
+      double sum = 0;
       for (int64_t c = 0; c < a.dim_k; ++c) {
-        full[c] = a.scale * q[c];
-        old[c] = alpha == nullptr ? full[c] : alpha[c] * full[c];
+        const auto at = size_t(i * a.dim_k + c);
+        sum += double(out.full[at] - out.old[at]) * out.mean[size_t(c)];
       }
+      out.shift[size_t(i)] = float(sum);
     }
   }
   return out;
@@ -86,11 +109,12 @@ Rows rows_of_piece(const ChunkAttention& a, const Piece& p) {
 }
 
 // Scores of rows [row, row + rows) of a piece for all queries, [queries][kTile]; what a query does not see is -inf.
-void tile_scores(const ChunkAttention& a, const Piece& p, const Rows& rows, const std::vector<float>& queries,
-                 int64_t row, int64_t n, float* keys, float* s) {
+void tile_scores(const ChunkAttention& a, const Piece& p, const Rows& rows, const HeadQueries& head, int64_t row,
+                 int64_t n, float* keys, float* s) {
   const int64_t n_q = a.tokens * a.group;
+  const std::vector<float>& queries = p.old ? head.old : head.full;
   transpose(rows.k + row * rows.k_stride, n, a.dim_k, rows.k_stride, keys, kTile);
-  for (int64_t i = 0; i < n_q; ++i) std::fill_n(s + i * kTile, n, 0.0f);
+  for (int64_t i = 0; i < n_q; ++i) std::fill_n(s + i * kTile, n, p.old ? head.shift[size_t(i)] : 0.0f);
   gemm_add(n_q, n, a.dim_k, queries.data(), a.dim_k, keys, kTile, s, kTile);
   const int64_t offset = p.chunk ? a.prompt[size_t(p.head)].rows : 0;
   for (int64_t t = 0; t < a.tokens; ++t) {
@@ -119,7 +143,7 @@ void attend_piece(const ChunkAttention& a, const Piece& p, const HeadQueries& qu
   std::vector<float> s(size_t(n_q * kTile)), keys(size_t(a.dim_k * kTile));
   for (int64_t row = p.begin; row < p.end; row += kTile) {
     const int64_t n = std::min(kTile, p.end - row);
-    tile_scores(a, p, rows, p.old ? queries.old : queries.full, row, n, keys.data(), s.data());
+    tile_scores(a, p, rows, queries, row, n, keys.data(), s.data());
     for (int64_t i = 0; i < n_q; ++i) {
       float* line = s.data() + i * kTile;
       const float top = std::max(partial.top[size_t(i)], *std::max_element(line, line + n));
@@ -144,26 +168,27 @@ void attend_piece(const ChunkAttention& a, const Piece& p, const HeadQueries& qu
   }
 }
 
-// Gradients of one piece. r: [queries][dim_k], sum over rows of w k with w = dL/ds; dk and dv of the chunk's own rows.
+// Gradients of one piece. r: [queries][dim_k], sum over rows of w k with w = dL/ds, and w: that of w; dk and dv of the
+// chunk's own rows.
 struct PieceGradient {
-  std::vector<float> r, dk, dv;
+  std::vector<float> r, w, dk, dv;
 };
 
 void backward_piece(const ChunkAttention& a, const Piece& p, const HeadQueries& queries, const float* lse,
                     const float* delta, const std::vector<float>& u, PieceGradient& out) {
   const int64_t n_q = a.tokens * a.group;
   out.r.assign(size_t(n_q * a.dim_k), 0.0f);
+  out.w.assign(size_t(n_q), 0.0f);
   if (p.chunk) {
     out.dk.assign(size_t(a.tokens * a.dim_k), 0.0f);
     out.dv.assign(size_t(a.tokens * a.dim_v), 0.0f);
   }
   const Rows rows = rows_of_piece(a, p);
-  const std::vector<float>& q = p.old ? queries.old : queries.full;
   std::vector<float> s(size_t(n_q * kTile)), d(size_t(n_q * kTile)), flipped(size_t(n_q * kTile));
   std::vector<float> keys(size_t(a.dim_k * kTile)), values(size_t(a.dim_v * kTile));
   for (int64_t row = p.begin; row < p.end; row += kTile) {
     const int64_t n = std::min(kTile, p.end - row);
-    tile_scores(a, p, rows, q, row, n, keys.data(), s.data());
+    tile_scores(a, p, rows, queries, row, n, keys.data(), s.data());
     transpose(rows.v + row * rows.v_stride, n, a.dim_v, rows.v_stride, values.data(), kTile);
     for (int64_t i = 0; i < n_q; ++i) {
       float* line = s.data() + i * kTile;
@@ -178,12 +203,17 @@ void backward_piece(const ChunkAttention& a, const Piece& p, const HeadQueries& 
       gemm_add(n, a.dim_v, n_q, flipped.data(), n_q, u.data(), a.dim_v, out.dv.data() + row * a.dim_v, a.dim_v);
     }
     for (int64_t i = 0; i < n_q; ++i) {
-      for (int64_t j = 0; j < n; ++j) s[size_t(i * kTile + j)] *= d[size_t(i * kTile + j)] - delta[i];
+      for (int64_t j = 0; j < n; ++j) {
+        float& w = s[size_t(i * kTile + j)];
+        w *= d[size_t(i * kTile + j)] - delta[i];
+        out.w[size_t(i)] += w;
+      }
     }
     gemm_add(n_q, a.dim_k, n, s.data(), kTile, rows.k + row * rows.k_stride, rows.k_stride, out.r.data(), a.dim_k);
     if (p.chunk) {
       transpose(s.data(), n_q, n, kTile, flipped.data(), n_q);
-      gemm_add(n, a.dim_k, n_q, flipped.data(), n_q, q.data(), a.dim_k, out.dk.data() + row * a.dim_k, a.dim_k);
+      gemm_add(n, a.dim_k, n_q, flipped.data(), n_q, queries.full.data(), a.dim_k, out.dk.data() + row * a.dim_k,
+               a.dim_k);
     }
   }
 }
@@ -199,6 +229,18 @@ std::vector<float> gather(const ChunkAttention& a, const float* x, int head, int
 }
 
 }  // namespace
+
+std::vector<float> mean_of_old_keys(const ChunkAttention& a, int head) {
+  std::vector<double> sum(size_t(a.dim_k), 0.0);
+  const KvHeadView& view = a.prompt[size_t(head)];
+  for (int64_t r = a.middle.begin; r < a.middle.end; ++r) {
+    const float* k = reinterpret_cast<const float*>(view.k + r * view.k_stride);
+    for (int64_t c = 0; c < a.dim_k; ++c) sum[size_t(c)] += k[c];
+  }
+  std::vector<float> mean;
+  for (double x : sum) mean.push_back(float(x / double(count_of(a.middle))));
+  return mean;
+}
 
 void attend_chunk(const ChunkAttention& a, float* out, float* lse, ThreadPool& pool) {
   const std::vector<Piece> pieces = pieces_of(a);
@@ -264,25 +306,48 @@ void attend_chunk_backward(const ChunkAttention& a, const float* out, const floa
   });
   pool.run(a.kv_heads, [&](int64_t h, int) {
     const int64_t n_q = a.tokens * a.group;
-    std::vector<float> r_old(size_t(n_q * a.dim_k)), r_full(size_t(n_q * a.dim_k));
+    const auto dim = size_t(a.dim_k);
+    std::vector<float> r_old(size_t(n_q) * dim), r_full(size_t(n_q) * dim), w_old(size_t(n_q), 0.0f);
     for (size_t p = 0; p < pieces.size(); ++p) {
       if (pieces[p].head != h) continue;
       std::vector<float>& r = pieces[p].old ? r_old : r_full;
       for (size_t c = 0; c < r.size(); ++c) r[c] += parts[p].r[c];
+      for (size_t i = 0; pieces[p].old && i < w_old.size(); ++i) w_old[i] += parts[p].w[i];
       if (!pieces[p].chunk) continue;
       for (int64_t t = 0; t < a.tokens; ++t) {
         std::copy_n(parts[p].dk.data() + t * a.dim_k, a.dim_k, gradient.dk + (t * a.kv_heads + h) * a.dim_k);
         std::copy_n(parts[p].dv.data() + t * a.dim_v, a.dim_v, gradient.dv + (t * a.kv_heads + h) * a.dim_v);
       }
     }
-    const float* alpha = a.alpha == nullptr ? nullptr : a.alpha + h * a.dim_k;
-    float* dalpha = gradient.dalpha == nullptr ? nullptr : gradient.dalpha + h * a.dim_k;
+    // What old rows give queries: mix (r - w mean) + w mean.
+    const HeadQueries& queries = heads[size_t(h)].queries;
+    const bool removed = removed_head(a, int(h)) != nullptr;
+    if (removed) std::fill(r_old.begin(), r_old.end(), 0.0f);
+    if (!queries.mean.empty() && !removed) {
+      for (size_t i = 0; i < w_old.size(); ++i) {
+        for (size_t c = 0; c < dim; ++c) r_old[i * dim + c] -= w_old[i] * queries.mean[c];
+      }
+    }
+    std::vector<float> old(r_old.size(), 0.0f);
+    if (a.mix != nullptr && !removed) {
+      const float* mix = a.mix + h * a.dim_k * a.dim_k;
+      if (gradient.dmix != nullptr) {
+        std::vector<float> flipped(queries.full.size());
+        transpose(queries.full.data(), n_q, a.dim_k, a.dim_k, flipped.data(), n_q);
+        gemm_add(a.dim_k, a.dim_k, n_q, flipped.data(), n_q, r_old.data(), a.dim_k,
+                 gradient.dmix + h * a.dim_k * a.dim_k, a.dim_k);
+      }
+      std::vector<float> flipped(dim * dim);
+      transpose(mix, a.dim_k, a.dim_k, a.dim_k, flipped.data(), a.dim_k);
+      gemm_add(n_q, a.dim_k, a.dim_k, r_old.data(), a.dim_k, flipped.data(), a.dim_k, old.data(), a.dim_k);
+    } else if (!removed) {
+      old = r_old;
+    }
     for (int64_t i = 0; i < n_q; ++i) {
       const int64_t at = ((i / a.group * a.kv_heads + h) * a.group + i % a.group) * a.dim_k;
-      for (int64_t c = 0; c < a.dim_k; ++c) {
-        const float old = r_old[size_t(i * a.dim_k + c)];
-        gradient.dq[at + c] = a.scale * ((alpha == nullptr ? old : alpha[c] * old) + r_full[size_t(i * a.dim_k + c)]);
-        if (dalpha != nullptr) dalpha[c] += a.scale * a.q[at + c] * old;
+      for (size_t c = 0; c < dim; ++c) {
+        const float mean = queries.mean.empty() ? 0.0f : w_old[size_t(i)] * queries.mean[c];
+        gradient.dq[at + int64_t(c)] = a.scale * (old[size_t(i) * dim + c] + mean + r_full[size_t(i) * dim + c]);
       }
     }
   });

@@ -1,18 +1,28 @@
 // Attention of a chunk of tokens behind a prompt that does not change, and its gradient.
 //
 // Keys and values of the prompt lie in a cache in fp32; those of the chunk are given. Rows [middle.begin, middle.end)
-// of the prompt are "old": their keys count multiplied by alpha per channel (LeanK), or not at all (the streaming
-// branch of DuoAttention). All other rows that a query sees count as they are, in one joint softmax:
-//   s(t, j) = scale * <q_t, a_j * k_j>,  a_j = alpha for old rows, 1 for others.
+// of the prompt are "old": their keys count as a matrix leaves them (LeanK's scales are a diagonal one), or not at all
+// (the streaming branch of DuoAttention). All other rows that a query sees count as they are, in one joint softmax:
+//   s(t, j) = scale * <q_t, k_j>,  for old rows  scale * <q_t, mix k_j + (1 - mix) mean>,
+// with the mean over old keys, or 0 where nothing makes up for what `mix` takes away.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/threads.h"
+#include "kv/region_store.h"
 #include "kv/types.h"
 
 namespace longkv {
+
+// Old rows of a head whose keys are gone altogether.
+struct OldHead {
+  bool removed = false;
+  RemovedAs as = RemovedAs::kMean;
+  float score = 0.0f;  // kConstant
+};
 
 struct ChunkAttention {
   int kv_heads = 0;
@@ -23,7 +33,9 @@ struct ChunkAttention {
   int64_t window = 0;              // tokens a query sees, its own included; 0 = all
   std::vector<KvHeadView> prompt;  // [kv_heads], fp32 rows
   RowRange middle;                 // of the prompt; empty: no old rows
-  const float* alpha = nullptr;    // [kv_heads][dim_k]; nullptr: 1
+  const float* mix = nullptr;      // [kv_heads][dim_k][dim_k]; nullptr: identity
+  bool compensate = false;         // the mean of old keys makes up for what mix takes away
+  std::span<const OldHead> heads;  // [kv_heads]; empty: none is removed
   bool without_middle = false;     // old rows do not exist
   int64_t tokens = 0;              // of the chunk
   const float* q = nullptr;        // [tokens][kv_heads * group][dim_k], turned by RoPE
@@ -31,14 +43,17 @@ struct ChunkAttention {
   const float* v = nullptr;        // [tokens][kv_heads][dim_v]
 };
 
+// Over rows of the middle, [dim_k].
+std::vector<float> mean_of_old_keys(const ChunkAttention& a, int head);
+
 // out: [tokens][query heads][dim_v], lse: [tokens][query heads].
 void attend_chunk(const ChunkAttention& a, float* out, float* lse, ThreadPool& pool);
 
 struct ChunkAttentionGradient {
-  float* dq;      // [tokens][query heads][dim_k], set
-  float* dk;      // [tokens][kv_heads][dim_k], set
-  float* dv;      // [tokens][kv_heads][dim_v], set
-  float* dalpha;  // [kv_heads][dim_k], added to; nullptr: not wanted
+  float* dq;    // [tokens][query heads][dim_k], set
+  float* dk;    // [tokens][kv_heads][dim_k], set
+  float* dv;    // [tokens][kv_heads][dim_v], set
+  float* dmix;  // [kv_heads][dim_k][dim_k], added to; nullptr: not wanted
 };
 
 // `out` and `lse` are those of attend_chunk, `dout` the gradient of `out`.

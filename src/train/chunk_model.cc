@@ -1,6 +1,7 @@
 #include "train/chunk_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "base/error.h"
@@ -29,7 +30,8 @@ ChunkModel::ChunkModel(std::shared_ptr<const LoadedModel> model, int64_t context
 
 int64_t ChunkModel::values_per_layer(OldRows kind) const {
   if (kind == OldRows::kDense) return 0;
-  return int64_t(config().kv_heads) * (kind == OldRows::kChannels ? config().head_dim_k : 1);
+  const int64_t dim = config().head_dim_k;
+  return int64_t(config().kv_heads) * (kind == OldRows::kMixed ? dim * dim : 1);
 }
 
 const RopeTable& ChunkModel::rope_of(int layer) const {
@@ -56,8 +58,8 @@ void ChunkModel::unturn(int layer, float* x, int64_t tokens, int heads, int64_t 
   });
 }
 
-ChunkAttention ChunkModel::attention_of(int layer, const KvCache& prompt, RowRange middle, OldRows kind,
-                                        const float* values, const LayerTape& tape, int64_t tokens) const {
+ChunkAttention ChunkModel::attention_of(int layer, const ChunkPrompt& prompt, const OldMask& mask,
+                                        const LayerTape& tape, int64_t tokens) const {
   const ModelConfig& c = config();
   ChunkAttention a;
   a.kv_heads = c.kv_heads;
@@ -66,11 +68,16 @@ ChunkAttention ChunkModel::attention_of(int layer, const KvCache& prompt, RowRan
   a.dim_v = c.head_dim_v;
   a.scale = c.attn_scale;
   a.window = c.window.empty() ? 0 : c.window[size_t(layer)];
-  for (int h = 0; h < c.kv_heads; ++h) a.prompt.push_back(prompt.view(layer, h));
-  if (learns(layer) && kind != OldRows::kDense) {
-    a.middle = middle;
-    a.without_middle = kind == OldRows::kGates;
-    if (kind == OldRows::kChannels) a.alpha = values + layer * values_per_layer(kind);
+  for (int h = 0; h < c.kv_heads; ++h) {
+    a.prompt.push_back(prompt.cache.view(layer, h));
+    a.prompt.back().rows = prompt.rows;
+  }
+  if (learns(layer) && mask.kind != OldRows::kDense) {
+    a.middle = prompt.middle;
+    a.without_middle = mask.kind == OldRows::kGates;
+    a.compensate = mask.compensate;
+    if (mask.kind == OldRows::kMixed) a.mix = mask.values + layer * values_per_layer(mask.kind);
+    if (!mask.heads.empty()) a.heads = mask.heads.subspan(size_t(layer * c.kv_heads), size_t(c.kv_heads));
   }
   a.tokens = tokens;
   a.q = tape.q.data();
@@ -79,14 +86,14 @@ ChunkAttention ChunkModel::attention_of(int layer, const KvCache& prompt, RowRan
   return a;
 }
 
-Status ChunkModel::forward(const KvCache& prompt, RowRange middle, std::span<const int32_t> ids, OldRows kind,
-                           const float* values, const ChunkTape* teacher, ChunkTape& tape) {
+Status ChunkModel::forward(const ChunkPrompt& prompt, std::span<const int32_t> ids, const OldMask& mask,
+                           ChunkTape& tape) {
   const ModelConfig& c = config();
-  if (prompt.types() != KvTypes{KvType::kF32, KvType::kF32}) {
+  if (prompt.cache.types() != KvTypes{KvType::kF32, KvType::kF32}) {
     return fail(Code::kInvalidArgument, "learning reads a prompt's keys and values in f32; found {} and {}",
-                kv_type_name(prompt.types().k), kv_type_name(prompt.types().v));
+                kv_type_name(prompt.cache.types().k), kv_type_name(prompt.cache.types().v));
   }
-  const int64_t tokens = int64_t(ids.size()), first = prompt.tokens(0).v;
+  const int64_t tokens = int64_t(ids.size()), first = prompt.rows;
   const ModelWeights& weights = model_->weights();
   tape.tokens = tokens;
   tape.layers.resize(size_t(c.layers));
@@ -123,14 +130,14 @@ Status ChunkModel::forward(const KvCache& prompt, RowRange middle, std::span<con
     apply_rope(rope_of(layer), y.q.data(), tokens, c.heads, c.head_dim_k, first, pool_);
     apply_rope(rope_of(layer), y.k.data(), tokens, c.kv_heads, c.head_dim_k, first, pool_);
 
-    const ChunkAttention a = attention_of(layer, prompt, middle, kind, values, y, tokens);
+    const ChunkAttention a = attention_of(layer, prompt, mask, y, tokens);
     y.attended.resize(size_t(tokens * c.heads * c.head_dim_v));
     y.lse.resize(size_t(tokens * c.heads));
     attend_chunk(a, y.attended.data(), y.lse.data(), pool_);
     const float* attended = y.attended.data();
-    if (kind == OldRows::kGates && learns(layer)) {
-      const float* gate = values + layer * values_per_layer(kind);
-      const float* full = teacher->layers[size_t(layer)].attended.data();
+    if (mask.kind == OldRows::kGates && learns(layer)) {
+      const float* gate = mask.values + layer * values_per_layer(mask.kind);
+      const float* full = mask.teacher->layers[size_t(layer)].attended.data();
       mixed.resize(y.attended.size());
       const int64_t head_values = int64_t(a.group) * c.head_dim_v;
       for (int64_t i = 0; i < int64_t(mixed.size()); ++i) {
@@ -168,10 +175,47 @@ Status ChunkModel::forward(const KvCache& prompt, RowRange middle, std::span<con
   return {};
 }
 
-void ChunkModel::backward(const KvCache& prompt, RowRange middle, OldRows kind, const float* values,
-                          const ChunkTape* teacher, const ChunkTape& tape, const float* dfinal, float* dvalues) {
+double ChunkModel::divergence(const float* teacher, const float* student, int64_t rows, float* dfinal) {
   const ModelConfig& c = config();
-  const int64_t tokens = tape.tokens, first = prompt.tokens(0).v;
+  const Weight& output = model_->weights().output;
+  const auto logits_of = [&](const float* x) {
+    std::vector<float> logits(size_t(rows * c.vocab));
+    product(output, x, rows, logits.data());
+    if (c.final_softcap > 0) softcap_in_place(logits.data(), c.final_softcap, rows * c.vocab, pool_);
+    return logits;
+  };
+  std::vector<float> wanted = logits_of(teacher), found = logits_of(student);
+  std::vector<double> lost(size_t(rows), 0.0);
+  pool_.run(rows, [&](int64_t t, int) {
+    float *a = wanted.data() + t * c.vocab, *b = found.data() + t * c.vocab;
+    const auto log_sum = [&](const float* x) {
+      const float top = *std::max_element(x, x + c.vocab);
+      double sum = 0;
+      for (int64_t i = 0; i < c.vocab; ++i) sum += std::exp(double(x[i] - top));
+      return top + std::log(sum);
+    };
+    const double sum_a = log_sum(a), sum_b = log_sum(b);
+    for (int64_t i = 0; i < c.vocab; ++i) {
+      const double p = std::exp(a[i] - sum_a), q = std::exp(b[i] - sum_b);
+      lost[size_t(t)] += p * ((a[i] - sum_a) - (b[i] - sum_b));
+      double d = (q - p) / double(rows);
+      if (c.final_softcap > 0) d *= 1.0 - std::pow(double(b[i]) / c.final_softcap, 2);
+      a[i] = float(d);
+    }
+  });
+  if (dfinal != nullptr) {
+    std::fill_n(dfinal, rows * c.dim, 0.0f);
+    matmul_backward(output, wanted.data(), rows, dfinal, pool_);
+  }
+  double sum = 0;
+  for (double x : lost) sum += x / double(rows);
+  return sum;
+}
+
+void ChunkModel::backward(const ChunkPrompt& prompt, const OldMask& mask, const ChunkTape& tape, const float* dfinal,
+                          float* dvalues) {
+  const ModelConfig& c = config();
+  const int64_t tokens = tape.tokens, first = prompt.rows;
   const ModelWeights& weights = model_->weights();
   std::vector<float> dx(size_t(tokens * c.dim), 0.0f), dnorm(dx.size()), dblock(dx.size());
   rms_norm_backward(tape.last.data(), weights.output_norm.data(), c.norm_eps, tokens, c.dim, dfinal, dx.data());
@@ -199,18 +243,20 @@ void ChunkModel::backward(const KvCache& prompt, RowRange middle, OldRows kind, 
 
     std::fill(dout.begin(), dout.end(), 0.0f);
     matmul_backward(l.o, through_norm(l.post_attn_norm, y.projected), tokens, dout.data(), pool_);
-    if (kind == OldRows::kGates && learns(layer)) {
-      const int64_t at = layer * values_per_layer(kind), head_values = int64_t(c.heads / c.kv_heads) * c.head_dim_v;
-      const float* full = teacher->layers[size_t(layer)].attended.data();
+    if (mask.kind == OldRows::kGates && learns(layer)) {
+      const int64_t at = layer * values_per_layer(mask.kind),
+                    head_values = int64_t(c.heads / c.kv_heads) * c.head_dim_v;
+      const float* full = mask.teacher->layers[size_t(layer)].attended.data();
       for (int64_t i = 0; i < int64_t(dout.size()); ++i) {
         const int64_t h = i / head_values % c.kv_heads;
         dvalues[at + h] += dout[size_t(i)] * (full[i] - y.attended[size_t(i)]);
-        dout[size_t(i)] *= 1.0f - values[at + h];
+        dout[size_t(i)] *= 1.0f - mask.values[at + h];
       }
     }
-    const ChunkAttention a = attention_of(layer, prompt, middle, kind, values, y, tokens);
-    float* dalpha = kind == OldRows::kChannels && learns(layer) ? dvalues + layer * values_per_layer(kind) : nullptr;
-    attend_chunk_backward(a, y.attended.data(), y.lse.data(), dout.data(), {dq.data(), dk.data(), dv.data(), dalpha},
+    const ChunkAttention a = attention_of(layer, prompt, mask, y, tokens);
+    float* dmix =
+        mask.kind == OldRows::kMixed && learns(layer) ? dvalues + layer * values_per_layer(mask.kind) : nullptr;
+    attend_chunk_backward(a, y.attended.data(), y.lse.data(), dout.data(), {dq.data(), dk.data(), dv.data(), dmix},
                           pool_);
     const auto before_rope = [&](std::vector<float>& d, const Vector& weight, const std::vector<float>& x, int heads) {
       unturn(layer, d.data(), tokens, heads, first);

@@ -18,9 +18,27 @@
 namespace longkv {
 
 enum class OldRows {
-  kDense,     // count as they are: the teacher
-  kChannels,  // values: alpha [layers][kv_heads][dim_k]
-  kGates,     // values: gate [layers][kv_heads]; out = gate * teacher's out + (1 - gate) * out without old rows
+  kDense,  // count as they are: the teacher
+  kMixed,  // values: [layers][kv_heads][dim_k][dim_k], what old keys are multiplied by
+  kGates,  // values: gate [layers][kv_heads]; out = gate * teacher's out + (1 - gate) * out without old rows
+};
+
+// The document before a chunk: the first `rows` rows of a cache in fp32, of which `middle` are old.
+struct ChunkPrompt {
+  const KvCache& cache;
+  int64_t rows;
+  RowRange middle;
+};
+
+struct ChunkTape;
+
+// How old rows count.
+struct OldMask {
+  OldRows kind = OldRows::kDense;
+  const float* values = nullptr;
+  bool compensate = false;             // kMixed, and `heads`: ChunkAttention
+  std::span<const OldHead> heads;      // [layers][kv_heads] or empty
+  const ChunkTape* teacher = nullptr;  // kGates: the tape of the same chunk under kDense
 };
 
 // What a layer's forward pass leaves for its backward pass. All [tokens][width].
@@ -48,21 +66,21 @@ class ChunkModel {
   static Result<std::unique_ptr<ChunkModel>> create(std::shared_ptr<const LoadedModel> model, int64_t context,
                                                     ThreadPool& pool);
 
-  // `prompt` holds the prompt's rows in fp32, all of them but for sliding windows. Layers with a sliding window have no
-  // old rows. `teacher`: for kGates, the tape of the same chunk under kDense.
-  // Errors: kInvalidArgument (ids, prompt of another type).
-  Status forward(const KvCache& prompt, RowRange middle, std::span<const int32_t> ids, OldRows kind,
-                 const float* values, const ChunkTape* teacher, ChunkTape& tape);
+  // Layers with a sliding window have no old rows.
+  // Errors: kInvalidArgument (ids, a cache of another type or without rows that a window sees).
+  Status forward(const ChunkPrompt& prompt, std::span<const int32_t> ids, const OldMask& mask, ChunkTape& tape);
 
-  // dfinal: gradient of tape.final. Adds that of `values` to dvalues.
-  void backward(const KvCache& prompt, RowRange middle, OldRows kind, const float* values, const ChunkTape* teacher,
-                const ChunkTape& tape, const float* dfinal, float* dvalues);
+  // dfinal: gradient of tape.final. Adds that of the mask's values to dvalues.
+  void backward(const ChunkPrompt& prompt, const OldMask& mask, const ChunkTape& tape, const float* dfinal,
+                float* dvalues);
 
-  // A layer's attention with the teacher's queries under a mask of channels, [layers][kv_heads][dim_k].
-  ChunkAttention masked_attention(int layer, const KvCache& prompt, RowRange middle, const float* mask,
-                                  const LayerTape& tape, int64_t tokens) const {
-    return attention_of(layer, prompt, middle, OldRows::kChannels, mask, tape, tokens);
-  }
+  // Mean over `rows` rows of KL(teacher || student) of the next token, from final hidden states [rows][dim]; its
+  // gradient by the student's is written to dfinal unless that is nullptr.
+  double divergence(const float* teacher, const float* student, int64_t rows, float* dfinal);
+
+  // A layer's attention under a mask, with the queries, keys and values of a tape.
+  ChunkAttention attention_of(int layer, const ChunkPrompt& prompt, const OldMask& mask, const LayerTape& tape,
+                              int64_t tokens) const;
 
   const ModelConfig& config() const { return model_->config(); }
   // Values that `kind` learns per layer.
@@ -72,8 +90,6 @@ class ChunkModel {
  private:
   ChunkModel(std::shared_ptr<const LoadedModel> model, int64_t context, ThreadPool& pool);
   const RopeTable& rope_of(int layer) const;
-  ChunkAttention attention_of(int layer, const KvCache& prompt, RowRange middle, OldRows kind, const float* values,
-                              const LayerTape& tape, int64_t tokens) const;
   void product(const Weight& w, const float* x, int64_t tokens, float* y);
   void unturn(int layer, float* x, int64_t tokens, int heads, int64_t first_position);
 

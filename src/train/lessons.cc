@@ -4,46 +4,27 @@
 
 #include <algorithm>
 #include <iterator>
-#include <random>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
+#include "eval/random.h"
 
 namespace longkv {
 
 namespace {
 
-// Seeds of learning start here; an evaluation must take another beginning.
-constexpr uint64_t kLearningSpace = 0x6c6561726e000000;  // "learn"
 constexpr int64_t kMinTokens = 256;
 
-class Draw {
+// Numbers of a lesson, from the half of all seeds that no evaluation draws from.
+class Draw : public EvalRandom {
  public:
-  Draw(uint64_t seed, uint64_t index) {
-    std::seed_seq words{uint32_t(kLearningSpace >> 32), uint32_t(seed), uint32_t(seed >> 32), uint32_t(index),
-                        uint32_t(index >> 32)};
-    rng_.seed(words);
-  }
-  // The standard's distributions differ between libraries; a remainder is the same everywhere.
-  uint64_t below(uint64_t n) { return rng_() % n; }
+  Draw(uint64_t seed, uint64_t index, std::string_view stream = "lesson")
+      : EvalRandom(lesson_seed(seed, index), stream) {}
   template <class T, size_t n>
   const T& of(const T (&list)[n]) {
     return list[below(n)];
   }
-  std::string hex(int digits) {
-    std::string out;
-    for (int i = 0; i < digits; ++i) out += "0123456789abcdef"[below(16)];
-    return out;
-  }
-  std::string uuid() { return fmt::format("{}-{}-{}-{}-{}", hex(8), hex(4), hex(4), hex(4), hex(12)); }
-  std::string capitals(int n) {
-    std::string out;
-    for (int i = 0; i < n; ++i) out += char('A' + below(26));
-    return out;
-  }
-
- private:
-  std::mt19937_64 rng_;
 };
 
 constexpr const char* kWho[] = {"the miller",    "a young clerk", "the ferryman",  "my neighbour", "the botanist",
@@ -132,7 +113,7 @@ Draft chains(Draw& draw, std::vector<std::string> filler, int64_t questions) {
   std::vector<std::string> needles;
   std::string before;
   for (int64_t i = 0; i < questions; ++i) {
-    const std::string name = draw.capitals(5);
+    const std::string name = draw.letters(5, 'A');
     const std::string value = i % 3 == 0 ? fmt::format("{}", 10000 + draw.below(90000)) : fmt::format("VAR {}", before);
     needles.push_back(fmt::format(" VAR {} = {}. ", name, value));
     d.asked.push_back({fmt::format("\nWhat is the value of VAR {}? VAR {} =", name, name), fmt::format(" {}.", value)});
@@ -177,11 +158,20 @@ Result<Lesson> continuation(const Tokenizer& tokenizer, const LessonOptions& opt
         ids.size(), tokens, options.max_chunk);
   }
   lesson.document.assign(ids.begin(), ids.begin() + tokens);
-  lesson.questions.push_back({{ids.begin() + tokens, ids.begin() + tokens + options.max_chunk}, 0});
+  // From the document's end backwards, over its last half.
+  for (int64_t i = 0; i < options.questions; ++i) {
+    const int64_t after = tokens - i * options.max_chunk;
+    if (after < tokens / 2) break;
+    lesson.questions.push_back({{ids.begin() + after, ids.begin() + after + options.max_chunk}, 0, after});
+  }
   return lesson;
 }
 
 }  // namespace
+
+uint64_t lesson_seed(uint64_t seed, uint64_t index) {
+  return SampleId{SeedSpace::kTrain, seed, "lesson", 1, 0, -1, int64_t(index)}.seed();
+}
 
 Result<Lesson> make_lesson(const Tokenizer& tokenizer, const LessonOptions& options, uint64_t index, int64_t tokens) {
   if (tokens < kMinTokens) {
@@ -190,7 +180,7 @@ Result<Lesson> make_lesson(const Tokenizer& tokenizer, const LessonOptions& opti
   }
   Draw draw(options.seed, index);
   const uint64_t kinds = uint64_t(lesson_kinds(options));
-  if (index % kinds == 3) return continuation(tokenizer, options, draw, tokens);
+  if (!options.texts.empty() && index % kinds == kinds - 1) return continuation(tokenizer, options, draw, tokens);
 
   // A piece takes eight tokens at least. The number of pieces that fit follows from the tokens of the whole; a few
   // rounds settle it. Every round draws the same numbers again.
@@ -203,7 +193,7 @@ Result<Lesson> make_lesson(const Tokenizer& tokenizer, const LessonOptions& opti
       draft = pairs(again, int64_t(pieces), options.questions);
     } else {
       std::vector<std::string> filler;
-      Draw words(options.seed, index ^ (uint64_t{1} << 63));
+      Draw words(options.seed, index, "filler");
       for (size_t i = 0; i < pieces; ++i) filler.push_back(sentence(words));
       draft = index % kinds == 1 ? numbers(again, std::move(filler), options.questions)
                                  : chains(again, std::move(filler), options.questions);
@@ -224,6 +214,7 @@ Result<Lesson> make_lesson(const Tokenizer& tokenizer, const LessonOptions& opti
   }
   for (const Asked& asked : draft.asked) {
     LONGKV_ASSIGN(Question q, tokens_of(tokenizer, asked));
+    q.after = int64_t(lesson.document.size());
     if (int64_t(q.ids.size()) <= options.max_chunk) lesson.questions.push_back(std::move(q));
   }
   if (lesson.questions.empty()) {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/checked.h"
-#include "train/gemm.h"
+#include "base/gemm.h"
 
 namespace longkv {
 

@@ -16,14 +16,10 @@ namespace longkv {
 
 namespace {
 
-constexpr double kBeta1 = 0.9, kBeta2 = 0.999, kEpsilon = 1e-8;
 constexpr auto kCheckpointEvery = std::chrono::seconds(30);
 // Index of the lesson that judges: far from those that are learned from, whose indices count up from 0.
 constexpr int64_t kHeldOutIndex = int64_t{12} << 40;  // a multiple of every number of kinds
-constexpr int64_t kJudgements = 8;                    // during the last stage
-constexpr int64_t kQuadraticRows = 8;                 // of a question
-constexpr size_t kQuadraticQuestions = 4;             // of a document
-constexpr int kQuadraticRounds = 4;
+constexpr int64_t kJudgements = 4;                    // during the last stage
 
 Status check_options(const TrainOptions& o) {
   const auto positive = [](int64_t n, const char* name) -> Status {
@@ -37,8 +33,15 @@ Status check_options(const TrainOptions& o) {
   if (o.steps < 0 || o.refine_steps < 0) return fail(Code::kInvalidArgument, "steps must not be negative");
   if (o.sink < 0 || o.window < 0) return fail(Code::kInvalidArgument, "sink and window must not be negative");
   if (!(o.ratio >= 0 && o.ratio < 1)) return fail(Code::kInvalidArgument, "ratio must be in [0, 1); found {}", o.ratio);
-  if (o.kind == OldRows::kChannels && o.steps == 0 && !o.by_bytes) {
+  if (o.learned == Learned::kChannels && o.steps == 0 && !o.by_bytes) {
     return fail(Code::kInvalidArgument, "allocation by threshold needs scales that a first stage has learned: steps=0");
+  }
+  if (o.learned == Learned::kDirections && (o.steps > 0 || !o.by_bytes)) {
+    return fail(Code::kInvalidArgument, "directions have no first stage and are allocated by bytes; found steps={}{}",
+                o.steps, o.by_bytes ? "" : ", allocation by threshold");
+  }
+  if (lesson_kinds(o.lessons) == 0) {
+    return fail(Code::kInvalidArgument, "without generated texts some of your own are needed");
   }
   if (!(o.rate > 0 && o.refine_rate > 0 && o.lambda >= 0)) {
     return fail(Code::kInvalidArgument, "rates must be positive and lambda not negative");
@@ -67,19 +70,24 @@ Result<std::unique_ptr<Trainer>> Trainer::create(std::shared_ptr<const LoadedMod
   const ModelConfig& c = model->config();
   const int64_t context = options.longest + options.lessons.max_chunk;
   LONGKV_ASSIGN(t->chunks_, ChunkModel::create(model, context, pool));
-  t->shape_ = {c.layers, c.kv_heads, c.head_dim_k, c.head_dim_v, {}};
+  t->shape_ = {c.layers, c.kv_heads, c.head_dim_k, c.head_dim_v, {}, options.streaming};
   for (int layer = 0; layer < c.layers; ++layer) t->shape_.learns.push_back(t->chunks_->learns(layer));
+  if (!options.streaming.empty() && (int64_t(options.streaming.size()) != t->shape_.heads() || !options.by_bytes ||
+                                     options.learned == Learned::kGates)) {
+    return fail(Code::kInvalidArgument, "streaming heads: {} marks for {} heads, and allocation must be by bytes",
+                options.streaming.size(), t->shape_.heads());
+  }
   if (t->shape_.learned_heads() == 0) {
     return fail(Code::kUnsupported, "all layers of {} see a sliding window only: there are no old rows to learn about",
                 c.family);
   }
-  if (options.kind == OldRows::kChannels && c.head_dim_k % options.align != 0) {
+  if (options.learned != Learned::kGates && c.head_dim_k % options.align != 0) {
     return fail(Code::kInvalidArgument, "align={} does not divide the {} channels of a head", options.align,
                 c.head_dim_k);
   }
   t->readings_.resize(size_t(lesson_kinds(options.lessons)));
   t->held_out_.resize(t->readings_.size());
-  const size_t values = size_t(c.layers * t->chunks_->values_per_layer(options.kind));
+  const size_t values = size_t(t->shape_.heads()) * size_t(options.learned == Learned::kChannels ? t->shape_.dim_k : 1);
   t->state_.values.assign(values, 1.0f);
   t->state_.first.assign(values, 0.0f);
   t->state_.second.assign(values, 0.0f);
@@ -107,6 +115,7 @@ int64_t Trainer::length_of(int64_t document) const {
 Result<Trainer::Reading> Trainer::new_reading() const {
   SessionOptions options;
   options.context = options_.longest + options_.lessons.max_chunk;
+  options.window_slack = options_.longest;  // questions are asked from the document's middle on
   LONGKV_ASSIGN(options.recipe, parse_recipe("store=f32"));
   Reading reading;
   LONGKV_ASSIGN(reading.session, Session::create(model_, options, pool_));
@@ -128,76 +137,77 @@ Status Trainer::read(Reading& reading, const LessonOptions& options, int64_t ind
   return {};
 }
 
-// What the student sees: for channels in the second stage, alpha where the mask keeps it.
-std::vector<float> Trainer::effective(const std::vector<float>& values, ChannelCounts* counts) const {
-  if (options_.kind != OldRows::kChannels || state_.stage < 2) return values;
-  const ChannelCounts chosen =
-      options_.by_bytes ? state_.frozen : counts_by_threshold(shape_, values, options_.ratio, options_.align);
-  std::vector<float> out = largest_channels(shape_, values, chosen);
-  for (size_t i = 0; i < out.size(); ++i) {
-    if (shape_.head_learns(int64_t(i) / shape_.dim_k)) out[i] *= options_.keep_scales ? values[i] : 1.0f;
+Status Trainer::read_first_documents() {
+  for (size_t kind = 0; kind < readings_.size(); ++kind) {
+    if (readings_[kind].index >= 0) continue;
+    LONGKV_TRY(read(readings_[kind], options_.lessons, int64_t(kind), length_of(int64_t(kind))));
   }
-  if (counts != nullptr) *counts = chosen;
-  return out;
+  return {};
 }
 
-Result<double> Trainer::question_loss(Reading& reading, size_t asked, const std::vector<float>& values,
+ChunkPrompt Trainer::prompt_of(const Reading& reading, const Question& question) const {
+  return {reading.session->kv().cache(), question.after, middle_of(question.after)};
+}
+
+Result<double> Trainer::question_loss(Reading& reading, size_t asked, const Student& student,
                                       std::vector<float>* gradient) {
   const Question& question = reading.lesson.questions[asked];
-  const KvCache& cache = reading.session->kv().cache();
-  const RowRange middle = middle_of(reading.session->tokens());
+  const ChunkPrompt prompt = prompt_of(reading, question);
   std::vector<float>& teacher = reading.teacher[asked];
-  if (teacher.empty() || options_.kind == OldRows::kGates) {
-    LONGKV_TRY(chunks_->forward(cache, middle, question.ids, OldRows::kDense, nullptr, nullptr, teacher_));
+  if (teacher.empty() || options_.learned == Learned::kGates) {
+    LONGKV_TRY(chunks_->forward(prompt, question.ids, {}, teacher_));
     teacher = teacher_.final;
   }
-  LONGKV_TRY(chunks_->forward(cache, middle, question.ids, options_.kind, values.data(), &teacher_, student_));
+  const OldMask mask = student.mask(options_, &teacher_);
+  LONGKV_TRY(chunks_->forward(prompt, question.ids, mask, student_));
   const int64_t dim = model_->config().dim, end = int64_t(question.ids.size()) - 1;
   std::vector<float> d(student_.final.size(), 0.0f);
-  double squares = 0, lost = 0;
-  for (int64_t i = question.loss_from * dim; i < end * dim; ++i) {
-    const double wanted = teacher[size_t(i)], away = double(student_.final[size_t(i)]) - wanted;
-    squares += wanted * wanted;
-    lost += away * away;
-    d[size_t(i)] = float(away);
+  double loss = 0;
+  if (options_.loss == TrainLoss::kDivergence) {
+    const int64_t at = question.loss_from * dim;
+    loss = chunks_->divergence(teacher.data() + at, student_.final.data() + at, end - question.loss_from,
+                               gradient == nullptr ? nullptr : d.data() + at);
+  } else {
+    double squares = 0, lost = 0;
+    for (int64_t i = question.loss_from * dim; i < end * dim; ++i) {
+      const double wanted = teacher[size_t(i)], away = double(student_.final[size_t(i)]) - wanted;
+      squares += wanted * wanted;
+      lost += away * away;
+      d[size_t(i)] = float(away);
+    }
+    loss = lost / squares;
+    for (float& x : d) x *= float(2.0 / squares);
   }
-  const double loss = lost / squares;
   if (!std::isfinite(loss)) {
-    return fail(Code::kInternal, "the loss is not a number (document {}, kind {}): lower the rate", reading.index,
-                reading.lesson.kind);
+    return fail(Code::kInternal,
+                "the loss is not a number at step {} of stage {} (document {}, kind {}): lower the rate", state_.step,
+                state_.stage, reading.index, reading.lesson.kind);
   }
   if (gradient != nullptr) {
-    for (float& x : d) x *= float(2.0 / squares);
-    gradient->assign(values.size(), 0.0f);
-    chunks_->backward(cache, middle, options_.kind, values.data(), &teacher_, student_, d.data(), gradient->data());
+    std::vector<float> dmask(student.values.size(), 0.0f);
+    chunks_->backward(prompt, mask, student_, d.data(), dmask.data());
+    gradient_of_values(dmask, *gradient);
+    for (float g : *gradient) {
+      if (std::isfinite(g)) continue;
+      return fail(Code::kInternal, "the gradient is not a number at step {} of stage {}: lower the rate", state_.step,
+                  state_.stage);
+    }
   }
   return loss;
-}
-
-void Trainer::adam(const std::vector<float>& gradient, double rate) {
-  const double step = double(state_.step + 1);
-  const double scale1 = 1.0 / (1.0 - std::pow(kBeta1, step)), scale2 = 1.0 / (1.0 - std::pow(kBeta2, step));
-  for (size_t i = 0; i < gradient.size(); ++i) {
-    const double g = gradient[i];
-    state_.first[i] = float(kBeta1 * state_.first[i] + (1 - kBeta1) * g);
-    state_.second[i] = float(kBeta2 * state_.second[i] + (1 - kBeta2) * g * g);
-    const double move = rate * state_.first[i] * scale1 / (std::sqrt(state_.second[i] * scale2) + kEpsilon);
-    state_.values[i] = float(std::clamp(double(state_.values[i]) - move, 0.0, 1.0));
-  }
 }
 
 // Loss on the held-out questions; the best values so far are kept.
 Status Trainer::judge() {
   LessonOptions options = options_.lessons;
   options.questions = options_.held_out;
-  const std::vector<float> values = effective(state_.values, nullptr);
+  const Student student = student_of(state_.values);
   double sum = 0;
   for (size_t kind = 0; kind < held_out_.size(); ++kind) {
     Reading& reading = held_out_[kind];
     LONGKV_TRY(read(reading, options, kHeldOutIndex + int64_t(kind), options_.longest));
     const double share = 1.0 / double(held_out_.size() * reading.lesson.questions.size());
     for (size_t asked = 0; asked < reading.lesson.questions.size(); ++asked) {
-      LONGKV_ASSIGN(const double loss, question_loss(reading, asked, values, nullptr));
+      LONGKV_ASSIGN(const double loss, question_loss(reading, asked, student, nullptr));
       sum += loss * share;
     }
   }
@@ -209,80 +219,10 @@ Status Trainer::judge() {
   return {};
 }
 
-// By head, what keeping i * align channels loses: [heads][dim_k / align + 1], and the channels in the order they go. A
-// quarter of them goes at a time; then the quadratic is taken again at the mask reached.
-Result<std::vector<double>> Trainer::channel_losses(std::vector<std::vector<int>>& orders,
-                                                    const std::atomic<bool>* cancel) {
-  const ModelConfig& c = model_->config();
-  const auto dim = size_t(c.head_dim_k);
-  const int64_t levels = c.head_dim_k / options_.align + 1;
-  std::vector<std::vector<bool>> kept(size_t(shape_.heads()), std::vector<bool>(dim, true));
-  std::vector<double> losses(size_t(shape_.heads() * levels), 0.0);
-  orders.assign(size_t(shape_.heads()), {});
-  for (size_t kind = 0; kind < readings_.size(); ++kind) {
-    if (readings_[kind].index >= 0) continue;
-    LONGKV_TRY(read(readings_[kind], options_.lessons, int64_t(kind), length_of(int64_t(kind))));
-  }
-  for (int round = 0; round < kQuadraticRounds; ++round) {
-    std::vector<ChannelQuadratic> quadratics(
-        size_t(shape_.heads()), ChannelQuadratic{std::vector<double>(dim * dim), std::vector<double>(dim), 0.0});
-    std::vector<float> mask;
-    for (const std::vector<bool>& head : kept) mask.insert(mask.end(), head.begin(), head.end());
-    for (Reading& reading : readings_) {
-      for (size_t i = 0; i < std::min(kQuadraticQuestions, reading.lesson.questions.size()); ++i) {
-        if (cancel != nullptr && cancel->load()) return fail(Code::kCancelled, "stopped");
-        LONGKV_TRY(add_quadratics(reading, reading.lesson.questions[i], mask, quadratics));
-      }
-    }
-    for (int64_t head = 0; head < shape_.heads(); ++head) {
-      if (!shape_.head_learns(head)) continue;
-      const int64_t end = c.head_dim_k * (round + 1) / kQuadraticRounds;
-      eliminate_channels(quadratics[size_t(head)], end - int64_t(orders[size_t(head)].size()), options_.align,
-                         kept[size_t(head)], orders[size_t(head)], losses.data() + head * levels);
-    }
-  }
-  return losses;
-}
-
-// One question's part of the quadratics, relative to the residual stream. Every layer is given the teacher's input.
-Status Trainer::add_quadratics(const Reading& reading, const Question& question, const std::vector<float>& mask,
-                               std::vector<ChannelQuadratic>& quadratics) {
-  const ModelConfig& c = model_->config();
-  const KvCache& cache = reading.session->kv().cache();
-  const RowRange middle = middle_of(reading.session->tokens());
-  LONGKV_TRY(chunks_->forward(cache, middle, question.ids, OldRows::kDense, nullptr, nullptr, teacher_));
-  const int64_t n = int64_t(question.ids.size()) - 1 - question.loss_from, taken = std::min(kQuadraticRows, n);
-  std::vector<int64_t> rows;
-  for (int64_t r = 0; r < taken; ++r) rows.push_back(question.loss_from + r * n / taken);
-  std::vector<float> out, lse;
-  for (int layer = 0; layer < c.layers; ++layer) {
-    if (!chunks_->learns(layer)) continue;
-    const LayerTape& tape = teacher_.layers[size_t(layer)];
-    double rms2 = 0;
-    for (float x : tape.mid) rms2 += double(x) * x / double(tape.mid.size());
-    const ChunkAttention a = chunks_->masked_attention(layer, cache, middle, mask.data(), tape, teacher_.tokens);
-    out.resize(tape.attended.size());
-    lse.resize(tape.lse.size());
-    attend_chunk(a, out.data(), lse.data(), pool_);
-    add_channel_quadratic(a, out.data(), lse.data(), tape.attended.data(), model_->weights().layers[size_t(layer)].o,
-                          rows, 1.0 / (double(taken) * double(c.dim) * rms2), quadratics.data() + layer * c.kv_heads,
-                          pool_);
-  }
-  return {};
-}
-
-// Scales that rank channels as elimination did: kept ones whole, dropped ones below by their order, far enough apart
-// that single steps of refinement do not reshuffle them.
-void Trainer::rank_channels(const std::vector<std::vector<int>>& orders, const ChannelCounts& counts) {
-  constexpr float kHighestDropped = 0.75f;
-  for (int64_t head = 0; head < shape_.heads(); ++head) {
-    const std::vector<int>& order = orders[size_t(head)];
-    const auto dropped = int64_t(order.size()) - counts[size_t(head)];
-    for (int64_t i = 0; i < int64_t(order.size()); ++i) {
-      state_.values[size_t(head * shape_.dim_k + order[size_t(i)])] =
-          i < dropped ? kHighestDropped * float(i + 1) / float(dropped) : 1.0f;
-    }
-  }
+Status Trainer::try_to_save(const std::string& checkpoint) const {
+  const Status saved = save(checkpoint);
+  if (saved.ok()) return {};
+  return notice(fmt::format("the state of the run could not be saved, a stop now would lose it: {}", saved.message()));
 }
 
 Status Trainer::run_stage(const std::string& checkpoint, const std::function<void(const TrainProgress&)>& progress,
@@ -293,6 +233,7 @@ Status Trainer::run_stage(const std::string& checkpoint, const std::function<voi
   auto saved = std::chrono::steady_clock::now();
   double mean = 0;
   std::vector<float> gradient;
+  State good;  // before the last step
   if (refining) LONGKV_TRY(judge());
   while (state_.step < steps) {
     if (cancel != nullptr && cancel->load()) {
@@ -306,13 +247,15 @@ Status Trainer::run_stage(const std::string& checkpoint, const std::function<voi
     const int64_t document = round / options_.lessons.questions * kinds + kind;
     LONGKV_TRY(read(reading, options_.lessons, document, length_of(document)));
     const auto asked = size_t(round % options_.lessons.questions) % reading.lesson.questions.size();
-    ChannelCounts counts;
-    const std::vector<float> values = effective(state_.values, &counts);
-    const Result<double> loss = question_loss(reading, asked, values, &gradient);
+    const Student student = student_of(state_.values);
+    const Result<double> loss = question_loss(reading, asked, student, &gradient);
     if (!loss.ok()) {
+      // The last step led here, from values whose loss was a number.
+      if (!good.values.empty()) state_ = std::move(good);
       if (!checkpoint.empty()) LONGKV_TRY(save(checkpoint));
       return loss.status();
     }
+    good = state_;
     if (!refining) {
       // Values of layers without old rows mean nothing and stay as they are.
       const int64_t per_layer = int64_t(state_.values.size()) / shape_.layers;
@@ -329,23 +272,10 @@ Status Trainer::run_stage(const std::string& checkpoint, const std::function<voi
     mean = state_.step == 1 ? *loss : 0.9 * mean + 0.1 * *loss;
     if (refining && (state_.step % judge_every == 0 || state_.step == steps)) LONGKV_TRY(judge());
     if (progress) {
-      double share = 0;
-      if (refining) {
-        share = share_kept(shape_, counts);
-      } else {
-        const int64_t per_layer = int64_t(state_.values.size()) / shape_.layers;
-        int64_t learned = 0;
-        for (size_t k = 0; k < state_.values.size(); ++k) {
-          if (!shape_.learns[k / size_t(per_layer)]) continue;
-          share += state_.values[k];
-          ++learned;
-        }
-        share /= double(learned);
-      }
-      progress({state_.stage, state_.step, steps, mean, share, reading.lesson.kind});
+      progress({state_.stage, state_.step, steps, mean, mean_share(student.counts), reading.lesson.kind});
     }
     if (!checkpoint.empty() && std::chrono::steady_clock::now() - saved > kCheckpointEvery) {
-      LONGKV_TRY(save(checkpoint));
+      LONGKV_TRY(try_to_save(checkpoint));
       saved = std::chrono::steady_clock::now();
     }
   }
@@ -358,29 +288,21 @@ Result<TrainResult> Trainer::run(const std::string& checkpoint,
   if (!checkpoint.empty()) LONGKV_TRY(load(checkpoint));
   if (state_.stage == 1) {
     LONGKV_TRY(run_stage(checkpoint, progress, cancel));
-    if (options_.kind == OldRows::kChannels) {
-      if (options_.by_bytes) {
-        std::vector<std::vector<int>> orders;
-        LONGKV_ASSIGN(const std::vector<double> losses, channel_losses(orders, cancel));
-        // The bytes that dropping `ratio` of the channels of every head alike would leave.
-        const double share =
-            ((1.0 - options_.ratio) * shape_.dim_k + shape_.dim_v) / double(shape_.dim_k + shape_.dim_v);
-        state_.frozen = counts_by_bytes(shape_, losses, share, options_.align);
-        if (options_.steps == 0) rank_channels(orders, state_.frozen);
-      }
-      state_.stage = 2;
-      state_.step = 0;
-      std::fill(state_.first.begin(), state_.first.end(), 0.0f);
-      std::fill(state_.second.begin(), state_.second.end(), 0.0f);
-      if (!checkpoint.empty()) LONGKV_TRY(save(checkpoint));
+    if (options_.learned != Learned::kGates) {
+      LONGKV_TRY(prepare_second_stage(cancel));
+      if (!checkpoint.empty()) LONGKV_TRY(try_to_save(checkpoint));
     }
   }
   if (state_.stage == 2) LONGKV_TRY(run_stage(checkpoint, progress, cancel));
   // Gates rank heads; all of them open lose nothing, so the loss cannot choose among states.
-  if (options_.kind == OldRows::kGates) LONGKV_TRY(judge());
-  if (!checkpoint.empty()) LONGKV_TRY(save(checkpoint));
+  if (options_.learned == Learned::kGates) LONGKV_TRY(judge());
+  if (!checkpoint.empty()) LONGKV_TRY(try_to_save(checkpoint));
   TrainResult result;
-  result.values = effective(state_.best_values, &result.counts);
+  if (options_.learned == Learned::kGates) {
+    result.gates = state_.best_values;
+  } else {
+    result.mask = mask_of_values(state_.best_values, result.counts);
+  }
   result.held_out_start = state_.held_out_start;
   result.held_out = state_.best;
   return result;

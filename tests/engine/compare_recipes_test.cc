@@ -101,8 +101,13 @@ TEST(CompareRecipes, EqualsReadingThePromptAlone) {
       own.push_back(make(model, r, 64, pool));
       ASSERT_TRUE(own.back()->prefill(prompt).ok());
     }
-    std::vector<double> kl(list.size(), 0.0), worst(list.size(), 0.0);
+    std::vector<double> kl(list.size(), 0.0), worst(list.size(), 0.0), nll(list.size(), 0.0);
+    bool first = true;
     for (int32_t id : options.continuation) {
+      for (size_t i = 0; i < own.size() && !first; ++i) {
+        nll[i] += negative_log_likelihood(own[i]->logits().data(), vocab, id);
+      }
+      first = false;
       ASSERT_TRUE(full->decode(id).ok());
       for (size_t i = 0; i < own.size(); ++i) {
         ASSERT_TRUE(own[i]->decode(id).ok());
@@ -116,6 +121,7 @@ TEST(CompareRecipes, EqualsReadingThePromptAlone) {
       EXPECT_EQ(r.kl_mean, kl[i]) << name << " " << texts[i];
       EXPECT_EQ(r.kl_max, worst[i]) << name << " " << texts[i];
       EXPECT_GT(r.kl_max, 0.0) << name << " " << texts[i];
+      EXPECT_NEAR(r.perplexity, std::exp(nll[i] / double(kSteps - 1)), 1e-9 * r.perplexity) << name << " " << texts[i];
     }
   }
 }

@@ -83,7 +83,17 @@ std::string with_files(std::string kv, const KvShape& shape) {
   for (size_t i = 0; i < alpha.size(); ++i) {
     alpha[i] = i >= size_t(shape.dim_k) && i % size_t(shape.dim_k) < size_t(shape.dim_k) / 2 ? 0.5f : 0.0f;
   }
-  EXPECT_TRUE(save_leank(mask, shape, alpha, 4, 32, "").ok());
+  LeankMask learned = mask_of_factors(alpha, shape.dim_k);
+  learned.sink = 4;
+  learned.window = 32;
+  learned.compensate = true;
+  learned.heads[0].removed = RemovedAs::kMean;
+  // The last head holds directions.
+  HeadMask& last = learned.heads.back();
+  last = HeadMask{};
+  for (int64_t i = 0; i < int64_t(shape.dim_k) / 2 * shape.dim_k; ++i) last.keys.push_back(float(i % 7) / 16 - 0.2f);
+  last.queries = last.keys;
+  EXPECT_TRUE(save_leank_sidecar(mask, shape, learned).ok());
   std::ofstream out(gates);
   for (int l = 0; l < shape.layers; ++l) {
     for (int h = 0; h < shape.kv_heads; ++h) out << (l + h) % 2 << (h + 1 < shape.kv_heads ? "\t" : "\n");

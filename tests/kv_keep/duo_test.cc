@@ -1,7 +1,10 @@
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 
+#include "kv/mask/gates.h"
+#include "kv/mask/identity.h"
 #include "kv_keep/oracle.h"
 #include "support/paths.h"
 
@@ -59,6 +62,45 @@ TEST(Duo, NoStreamingHeadIsFull) {
   auto full = make_session(s, full_f32(), 512, pool);
   EXPECT_EQ(feed_prompt(**session, t, 0, 60, 25), feed_prompt(*full, t, 0, 60, 25));
   EXPECT_EQ(decode_token(**session, t, 60), decode_token(*full, t, 60));
+}
+
+// The sidecar chooses the same heads as the authors' table, and is written back as one.
+TEST(Duo, SidecarAndTableAreOne) {
+  ThreadPool pool(1);
+  const KvShape s = make_shape(3, 2, 2, 32);
+  const Tokens t(s, 100, 62);
+  const std::string text = "0.900000\t0.125000\n1.000000\t0.001000\n0.500000\t0.750000\n";
+  const std::string table = gates_file("table.tsv", text), sidecar = temp_path("gates.gguf");
+  auto gates = load_gates(table, s, "any model; shape");
+  ASSERT_TRUE(gates.ok()) << gates.status().message();
+  EXPECT_EQ(gates_table(*gates), text);
+  gates->sink = 3;
+  gates->window = 10;
+  gates->model = "this; shape";
+  ASSERT_TRUE(save_gates_sidecar(sidecar, *gates).ok());
+  const auto loaded = load_gates(sidecar, s, "this; shape");
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  EXPECT_EQ(gates_table(*loaded), text);
+  EXPECT_EQ(loaded->sink, 3);
+  EXPECT_EQ(loaded->window, 10);
+  auto a = duo(s, table, "", pool), b = duo(s, sidecar, "", pool);
+  ASSERT_TRUE(a.ok() && b.ok());
+  EXPECT_EQ(feed_prompt(**a, t, 0, 60, 25), feed_prompt(**b, t, 0, 60, 25));
+  EXPECT_EQ(decode_token(**a, t, 60), decode_token(**b, t, 60));
+  // Another model's, by name and by shape.
+  EXPECT_NE(load_gates(sidecar, s, "other; shape").status().message().find("was learned for 'this"), std::string::npos);
+  EXPECT_EQ(load_gates(sidecar, make_shape(2, 2, 2, 32), "this; shape").status().code(), Code::kInvalidArgument);
+  std::filesystem::resize_file(sidecar, std::filesystem::file_size(sidecar) - 1);
+  EXPECT_FALSE(load_gates(sidecar, s, "this; shape").ok());
+}
+
+TEST(Duo, IdentitiesAreComparedWholeWhereBothAre) {
+  EXPECT_EQ(identity_difference("", "a; x"), "");
+  EXPECT_EQ(identity_difference("a; x", ""), "");
+  EXPECT_EQ(identity_difference("a", "a; x"), "");  // a name alone, as older files have
+  EXPECT_EQ(identity_difference("a; x", "a; x"), "");
+  EXPECT_NE(identity_difference("a; x", "a; y"), "");  // another rope
+  EXPECT_NE(identity_difference("b", "a; x"), "");
 }
 
 TEST(Duo, RefusesFilesOfOtherModels) {

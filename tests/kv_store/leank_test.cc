@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 
+#include "kv/attend.h"
+#include "kv/codec/codec.h"
 #include "kv/mask/torch_zip.h"
 #include "kv_session/harness.h"
 
@@ -33,6 +36,15 @@ class Leank : public ::testing::Test {
   std::vector<float> alpha;
   const KvShape shape = make_shape(2, 2, 2, 64);
 };
+
+// A mask of factors with what a sidecar says beside them.
+LeankMask mask_of(const std::vector<float>& factors, int64_t sink = 0, int64_t window = 0, const char* model = "") {
+  LeankMask mask = mask_of_factors(factors, 64);
+  mask.sink = sink;
+  mask.window = window;
+  mask.model = model;
+  return mask;
+}
 
 template <class T>
 void put(std::string& out, T value) {
@@ -94,7 +106,7 @@ void expect_mask(const Result<LeankMask>& mask) {
 }
 
 TEST_F(Leank, EveryFormOfFile) {
-  ASSERT_TRUE(save_leank(path("mask.gguf"), shape, alpha, 64, 256, "tiny").ok());
+  ASSERT_TRUE(save_leank_sidecar(path("mask.gguf"), shape, mask_of(alpha, 64, 256, "tiny")).ok());
   const auto sidecar = load_leank(path("mask.gguf"), shape);
   expect_mask(sidecar);
   EXPECT_EQ(sidecar->sink, 64);
@@ -119,7 +131,7 @@ TEST_F(Leank, RefusesWhatIsNotForTheModel) {
     ASSERT_FALSE(mask.ok()) << name;
     EXPECT_NE(mask.status().message().find(what), std::string::npos) << mask.status().message();
   };
-  ASSERT_TRUE(save_leank(path("mask.gguf"), shape, alpha, 0, 0, "").ok());
+  ASSERT_TRUE(save_leank_sidecar(path("mask.gguf"), shape, mask_of(alpha)).ok());
   refused("mask.gguf", make_shape(3, 2, 2, 64), "2 layers");
   refused("absent", shape, "absent");
   write("short.tsv", "1 0 1");
@@ -139,13 +151,135 @@ TEST_F(Leank, RefusesWhatIsNotForTheModel) {
     write("cut.pth", whole.substr(0, cut));
     EXPECT_FALSE(load_leank(path("cut.pth"), shape).ok()) << cut;
   }
-  EXPECT_FALSE(save_leank(path("x.gguf"), shape, {1.0f}, 0, 0, "").ok());
+  EXPECT_FALSE(save_leank_sidecar(path("x.gguf"), shape, mask_of(std::vector<float>(64, 1.0f))).ok());
+}
+
+// What is written for the authors' programs is read as theirs is, and equals what torch.save writes but for names.
+TEST_F(Leank, ExportsAreReadAsTheAuthorsFiles) {
+  const auto factors = channel_factors(mask_of(alpha), 64);
+  ASSERT_TRUE(factors.ok());
+  EXPECT_EQ(*factors, alpha);
+  const std::vector<uint8_t> zip = write_torch_floats(*factors, {2, 2, 64});
+  write("out.pth", std::string(zip.begin(), zip.end()));
+  expect_mask(load_leank(path("out.pth"), shape));
+  // The storage begins where torch maps it.
+  const std::string name = "mask/data/0", bytes(zip.begin(), zip.end());
+  const size_t at = bytes.find(name);
+  ASSERT_NE(at, std::string::npos);
+  uint16_t extra;
+  std::memcpy(&extra, zip.data() + at - 2, sizeof(extra));
+  EXPECT_EQ((at + name.size() + extra) % 64, 0u);
+  LeankMask directed;
+  directed.heads.resize(4);
+  directed.heads[0].keys = directed.heads[0].queries = std::vector<float>(64, 1.0f);
+  EXPECT_EQ(channel_factors(directed, 64).status().code(), Code::kUnsupported);
+}
+
+// Heads of 16 directions, of 16 scaled channels and without any, in every way that the latter can count.
+LeankMask mixed_mask(RemovedAs removed) {
+  Rng rng(8);
+  LeankMask mask;
+  mask.heads.resize(4);
+  for (int h : {0, 3}) {
+    mask.heads[size_t(h)].keys = rng.normal(16 * 64);
+    mask.heads[size_t(h)].queries = rng.normal(16 * 64);
+    for (float& x : mask.heads[size_t(h)].keys) x *= 0.2f;
+    for (float& x : mask.heads[size_t(h)].queries) x *= 0.2f;
+  }
+  mask.heads[1].removed = removed;
+  mask.heads[1].score = -0.75f;
+  for (int c = 0; c < 16; ++c) mask.heads[2].channels.push_back(uint16_t(3 * c)), mask.heads[2].alpha.push_back(0.5f);
+  return mask;
+}
+
+TEST_F(Leank, DirectionsAndMeansOfWhatIsLost) {
+  ThreadPool pool(2);
+  Tokens t(shape, 400, 4);
+  for (float& x : t.k) x += 0.3f;  // keys whose mean is not zero
+  for (bool compensate : {false, true}) {
+    for (RemovedAs removed : {RemovedAs::kMean, RemovedAs::kConstant, RemovedAs::kDrop}) {
+      LeankMask mask = mixed_mask(removed);
+      mask.compensate = compensate;
+      ASSERT_TRUE(save_leank_sidecar(path("mask.gguf"), shape, mask).ok());
+      const auto loaded = load_leank(path("mask.gguf"), shape);
+      ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+      EXPECT_EQ(loaded->heads, mask.heads);
+      EXPECT_EQ(loaded->compensate, compensate);
+      const auto recipe = parse_recipe("leank:mask=\"" + path("mask.gguf") + "\",sink=4,window=32+store=f32");
+      ASSERT_TRUE(recipe.ok()) << recipe.status().message();
+      auto session = make_session(shape, *recipe, 400, pool);
+      feed_prompt(*session, t, 0, 300, 300);
+      const auto outs = decode_token(*session, t, 300);
+      const KvMiddle* m = session->cache().view(0, 0).middle;
+      ASSERT_NE(m, nullptr);
+      EXPECT_EQ(m->dim_k, 16);
+      EXPECT_EQ(m->end, 4 + 256);
+      for (int layer = 0; layer < 2; ++layer) {
+        // Scores in double: s = q (mix k + (1 - mix) mean) / 8 for old rows.
+        for (int j = 0; j < 4; ++j) {
+          const int h = j / 2;
+          const HeadMask& head = mask.heads[size_t(layer * 2 + h)];
+          std::vector<double> mix(64 * 64, 0.0), mean(64, 0.0), score;
+          for (size_t i = 0; i < head.keys.size() / 64; ++i) {
+            for (size_t a = 0; a < 64 * 64; ++a) {
+              mix[a] += double(head.queries[i * 64 + a / 64]) * head.keys[i * 64 + a % 64];
+            }
+          }
+          for (size_t i = 0; i < head.channels.size(); ++i) mix[size_t(head.channels[i]) * 65] = head.alpha[i];
+          const auto key = [&](int64_t r) { return t.k.data() + (r * 2 + h) * 64; };
+          const float* q = t.q.data() + (300 * 4 + j) * 64;
+          for (int64_t r = m->begin; r < m->end; ++r) {
+            for (size_t c = 0; c < 64; ++c) mean[c] += key(r)[c] / double(m->end - m->begin);
+          }
+          const bool gone = head.kept(64) == 0;
+          const bool add_mean = gone ? removed == RemovedAs::kMean : compensate;
+          double sum = 0;
+          std::vector<double> out(64, 0.0);
+          for (int64_t r = 0; r <= 300; ++r) {
+            const bool old = r >= m->begin && r < m->end;
+            if (old && gone && removed == RemovedAs::kDrop) continue;
+            double s = 0;
+            for (size_t a = 0; a < 64; ++a) {
+              if (!old) s += double(q[a]) * key(r)[a] / 8;
+              for (size_t c = 0; old && c < 64; ++c) {
+                const double one = a == c ? 1.0 : 0.0;
+                s += q[a] * (mix[a * 64 + c] * key(r)[c] + (add_mean ? (one - mix[a * 64 + c]) * mean[c] : 0.0)) / 8;
+              }
+            }
+            if (old && gone && removed == RemovedAs::kConstant) s = head.score;
+            sum += std::exp(s);
+            for (size_t c = 0; c < 64; ++c) out[c] += std::exp(s) * t.v[size_t((r * 2 + h) * 64) + c];
+          }
+          for (size_t c = 0; c < 64; ++c) {
+            ASSERT_NEAR(outs[size_t(layer)][size_t(j) * 64 + c], out[c] / sum, 2e-4)
+                << "compensate " << compensate << ", removed " << int(removed) << ", layer " << layer << ", head " << j;
+          }
+        }
+      }
+      // Scores are those of the decoded keys.
+      std::vector<float> decoded(64);
+      const KvHeadView view = session->cache().view(0, 0);
+      decode_k_rows(view, 100, 101, decoded.data());
+      const std::vector<RowRange> one{{100, 101}};
+      AttendUnit unit;
+      const float* q = t.q.data() + 300 * 4 * 64;
+      unit.q = q;
+      unit.n_q = 1;
+      unit.kv = view;
+      unit.ranges = one;
+      float score = 0;
+      attend_scores(unit, AttendParams{0.125f, 0.0f}, &score, pool);
+      double expected = 0;
+      for (size_t c = 0; c < 64; ++c) expected += 0.125 * double(q[c]) * decoded[c];
+      EXPECT_NEAR(score, expected, 1e-4);
+    }
+  }
 }
 
 // Old rows with the kept channels only; the head without any keeps its mean.
 TEST_F(Leank, SessionsAttendKeptChannels) {
   for (size_t i = 0; i < alpha.size(); ++i) alpha[i] *= i < 64 ? 0.5f : 1.0f;  // scaled channels in one head
-  ASSERT_TRUE(save_leank(path("mask.gguf"), shape, alpha, 0, 0, "").ok());
+  ASSERT_TRUE(save_leank_sidecar(path("mask.gguf"), shape, mask_of(alpha)).ok());
   ThreadPool pool(2);
   const Tokens t(shape, 400, 4);
   for (const char* store : {"", "+q8", "+kivi2"}) {

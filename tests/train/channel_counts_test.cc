@@ -13,7 +13,7 @@ namespace longkv {
 namespace {
 
 MaskShape shape_of(int layers, int kv_heads, int dim) {
-  return {layers, kv_heads, dim, dim, std::vector<bool>(size_t(layers), true)};
+  return {layers, kv_heads, dim, dim, std::vector<bool>(size_t(layers), true), {}};
 }
 
 TEST(ChannelCounts, ThresholdRoundsToTheNearestMultiple) {
@@ -89,6 +89,12 @@ TEST(ChannelCounts, BytesGoWhereTheySaveMost) {
     // The hull's rule is within one head's curve of the best.
     EXPECT_LE(sum, best_loss(shape, loss, share, 16) + largest);
   }
+  // Heads that stream get nothing, and the others what they leave.
+  MaskShape streaming = shape;
+  streaming.streams = {true, false, true, false};
+  std::vector<double> steep;
+  for (int h = 0; h < 4; ++h) steep.insert(steep.end(), {9.0, 4.0, 1.0, 0.5, 0.0});
+  EXPECT_EQ(counts_by_bytes(streaming, steep, 0.5, 16), (ChannelCounts{0, 64, 0, 64}));
   const std::vector<double> flat(20, 0.0);
   EXPECT_EQ(counts_by_bytes(shape, flat, 1.0, 16), (ChannelCounts{64, 64, 64, 64}));
 }
@@ -108,22 +114,21 @@ TEST(ChannelQuadratic, EliminationFollowsTheQuadraticForm) {
       for (int64_t b = 0; b < kDim; ++b) q.h[size_t(a * kDim + b)] += z[size_t(a * 40 + t)] * z[size_t(b * 40 + t)];
     }
   }
-  std::vector<double> loss(kDim / 4 + 1);
   std::vector<int> order;
   std::vector<bool> kept(size_t(kDim), true);
-  eliminate_channels(q, 7, 4, kept, order, loss.data());
-  eliminate_channels(q, 0, 4, kept, order, loss.data());
-  ASSERT_EQ(order.size(), 7u);
-  EXPECT_EQ(std::count(kept.begin(), kept.end(), true), 9);
   // loss = sum over t of (e_t - sum of z_tc over dropped c)^2.
-  for (int64_t dropped : {0, 4}) {
+  for (size_t dropped : {0, 4, 7}) {
+    const double loss = eliminate_channels(q, int64_t(dropped), kept, order);
+    ASSERT_EQ(order.size(), dropped);
     double expected = 0;
     for (int64_t t = 0; t < 40; ++t) {
       double left = e[size_t(t)];
-      for (int64_t i = 0; i < dropped; ++i) left -= z[size_t(order[size_t(i)] * 40 + t)];
+      for (int c : order) left -= z[size_t(c * 40 + t)];
       expected += left * left;
     }
-    EXPECT_NEAR(loss[size_t((kDim - dropped) / 4)], expected, 1e-9 * expected);
+    EXPECT_NEAR(loss, expected, 1e-9 * expected);
+    order.clear();
+    kept.assign(size_t(kDim), true);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -58,8 +59,7 @@ TEST(ChunkModel, DenseForwardEqualsTheSessions) {
     auto model = ChunkModel::create(s.model, 256, pool);
     ASSERT_TRUE(model.ok()) << model.status().message();
     ChunkTape tape;
-    ASSERT_TRUE(
-        (*model)->forward(s.session->kv().cache(), kMiddle, s.chunk, OldRows::kDense, nullptr, nullptr, tape).ok());
+    ASSERT_TRUE((*model)->forward({s.session->kv().cache(), kPrompt, kMiddle}, s.chunk, {}, tape).ok());
     const ModelConfig& c = s.model->config();
     std::vector<float> logits(size_t(c.vocab));
     Matmul matmul(pool, ProductType::kF32);
@@ -77,31 +77,59 @@ TEST(ChunkModel, DenseForwardEqualsTheSessions) {
   }
 }
 
-TEST(ChunkModel, AlphaOfOneIsDense) {
+TEST(ChunkModel, IdentityIsDense) {
   ThreadPool pool(2);
   Scene s = scene_of("llama", pool);
   auto model = std::move(ChunkModel::create(s.model, 256, pool)).value();
-  const std::vector<float> ones(size_t(s.model->config().layers * model->values_per_layer(OldRows::kChannels)), 1.0f);
+  const ModelConfig& c = s.model->config();
+  const auto dim = size_t(c.head_dim_k);
+  std::vector<float> ones(size_t(c.layers * c.kv_heads) * dim * dim, 0.0f);
+  for (size_t i = 0; i < ones.size(); ++i) ones[i] = i / dim % dim == i % dim ? 1.0f : 0.0f;
   ChunkTape dense, masked;
-  const KvCache& cache = s.session->kv().cache();
-  ASSERT_TRUE(model->forward(cache, kMiddle, s.chunk, OldRows::kDense, nullptr, nullptr, dense).ok());
-  ASSERT_TRUE(model->forward(cache, kMiddle, s.chunk, OldRows::kChannels, ones.data(), nullptr, masked).ok());
-  for (size_t i = 0; i < dense.final.size(); ++i) ASSERT_NEAR(dense.final[i], masked.final[i], 2e-5f);
+  const ChunkPrompt prompt{s.session->kv().cache(), kPrompt, kMiddle};
+  ASSERT_TRUE(model->forward(prompt, s.chunk, {}, dense).ok());
+  for (bool compensate : {false, true}) {
+    ASSERT_TRUE(model->forward(prompt, s.chunk, {OldRows::kMixed, ones.data(), compensate, {}, nullptr}, masked).ok());
+    for (size_t i = 0; i < dense.final.size(); ++i) ASSERT_NEAR(dense.final[i], masked.final[i], 2e-5f);
+  }
+}
+
+// A chunk in a document's middle sees nothing of what follows.
+TEST(ChunkModel, RowsAfterTheChunkDoNotExist) {
+  ThreadPool pool(2);
+  Scene s = scene_of("llama", pool);
+  auto model = std::move(ChunkModel::create(s.model, 256, pool)).value();
+  ChunkTape inside, behind;
+  ASSERT_TRUE(model->forward({s.session->kv().cache(), kPrompt - 10, {5, 37}}, s.chunk, {}, inside).ok());
+  ASSERT_TRUE(s.session->truncate(kPrompt - 10).ok());
+  ASSERT_TRUE(model->forward({s.session->kv().cache(), kPrompt - 10, {5, 37}}, s.chunk, {}, behind).ok());
+  EXPECT_EQ(inside.final, behind.final);
 }
 
 // <gradient, direction> against central differences, for directions over all values and over single layers.
-void expect_gradient(const std::string& name, OldRows kind, ThreadPool& pool) {
+void expect_gradient(const std::string& name, OldRows kind, bool compensate, ThreadPool& pool) {
   Scene s = scene_of(name, pool);
   auto model = std::move(ChunkModel::create(s.model, 256, pool)).value();
-  const KvCache& cache = s.session->kv().cache();
+  const ChunkPrompt prompt{s.session->kv().cache(), kPrompt, kMiddle};
   const int64_t per_layer = model->values_per_layer(kind), n = s.model->config().layers * per_layer;
   ChunkTape teacher, tape;
-  ASSERT_TRUE(model->forward(cache, kMiddle, s.chunk, OldRows::kDense, nullptr, nullptr, teacher).ok());
-  const std::vector<float> values = random_values(n, 0.2f, 0.9f, 7);
-  ASSERT_TRUE(model->forward(cache, kMiddle, s.chunk, kind, values.data(), &teacher, tape).ok());
+  ASSERT_TRUE(model->forward(prompt, s.chunk, {}, teacher).ok());
+  // Mixes near a multiple of one, so that scores stay those of a model.
+  std::vector<float> values = random_values(n, 0.2f, 0.9f, 7);
+  const int64_t dim = s.model->config().head_dim_k;
+  for (int64_t i = 0; kind == OldRows::kMixed && i < n; ++i) {
+    values[size_t(i)] = 0.05f * (values[size_t(i)] - 0.5f) + (i / dim % dim == i % dim ? 0.6f : 0.0f);
+  }
+  // Heads whose keys are gone, in every way.
+  std::vector<OldHead> heads(size_t(s.model->config().layers * s.model->config().kv_heads));
+  for (size_t h = 0; kind == OldRows::kMixed && h < heads.size(); ++h) {
+    heads[h] = {h % 4 == 3, RemovedAs(h / 4 % 3), 0.3f};
+  }
+  const OldMask mask{kind, values.data(), compensate, heads, &teacher};
+  ASSERT_TRUE(model->forward(prompt, s.chunk, mask, tape).ok());
   const std::vector<float> weights = random_values(int64_t(tape.final.size()), -1, 1, 8);  // loss = <weights, final>
   std::vector<float> gradient(size_t(n), 0.0f);
-  model->backward(cache, kMiddle, kind, values.data(), &teacher, tape, weights.data(), gradient.data());
+  model->backward(prompt, mask, tape, weights.data(), gradient.data());
   const double size = std::sqrt(inner(gradient, gradient));
   bool learns = false;
   for (int layer = 0; layer < s.model->config().layers; ++layer) learns = learns || model->learns(layer);
@@ -122,7 +150,9 @@ void expect_gradient(const std::string& name, OldRows kind, ThreadPool& pool) {
       for (int side = 0; side < 2; ++side) {
         std::vector<float> moved = values;
         for (size_t i = 0; i < moved.size(); ++i) moved[i] += (side == 0 ? step : -step) * direction[i];
-        EXPECT_TRUE(model->forward(cache, kMiddle, s.chunk, kind, moved.data(), &teacher, tape).ok());
+        OldMask there = mask;
+        there.values = moved.data();
+        EXPECT_TRUE(model->forward(prompt, s.chunk, there, tape).ok());
         loss[side] = inner(weights, tape.final);
       }
       return (loss[0] - loss[1]) / (2.0 * step);
@@ -136,14 +166,62 @@ void expect_gradient(const std::string& name, OldRows kind, ThreadPool& pool) {
   }
 }
 
-TEST(ChunkModel, AlphaGradientEqualsDifferences) {
+TEST(ChunkModel, MixGradientEqualsDifferences) {
   ThreadPool pool(2);
-  for (const std::string& name : test::tiny_goldens()) expect_gradient(name, OldRows::kChannels, pool);
+  for (const std::string& name : test::tiny_goldens()) {
+    for (bool compensate : {false, true}) expect_gradient(name, OldRows::kMixed, compensate, pool);
+  }
 }
 
 TEST(ChunkModel, GateGradientEqualsDifferences) {
   ThreadPool pool(2);
-  for (const std::string& name : test::tiny_goldens()) expect_gradient(name, OldRows::kGates, pool);
+  for (const std::string& name : test::tiny_goldens()) expect_gradient(name, OldRows::kGates, false, pool);
+}
+
+TEST(ChunkModel, DivergenceAndItsGradient) {
+  ThreadPool pool(2);
+  for (const char* name : {"llama", "gemma3-linear-softcap"}) {
+    Scene s = scene_of(name, pool);
+    const ModelConfig& c = s.model->config();
+    auto model = ChunkModel::create(s.model, 256, pool);
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    constexpr int64_t kRows = 3;
+    const std::vector<float> teacher = random_values(kRows * c.dim, -2, 2, 1);
+    std::vector<float> student = random_values(kRows * c.dim, -2, 2, 2), gradient(student.size());
+    EXPECT_NEAR((*model)->divergence(teacher.data(), teacher.data(), kRows, nullptr), 0.0, 1e-9);
+    const double loss = (*model)->divergence(teacher.data(), student.data(), kRows, gradient.data());
+    // From logits of one product each, in double.
+    const auto log_softmax = [&](const std::vector<float>& x, int64_t t) {
+      std::vector<double> logits;
+      std::vector<float> row(size_t(c.dim));
+      double top = -1e300, sum = 0;
+      for (int64_t v = 0; v < c.vocab; ++v) {
+        dequantize(s.model->weights().output.type, s.model->weights().output.row(v), row.data(), c.dim);
+        double z = 0;
+        for (int64_t i = 0; i < c.dim; ++i) z += double(row[size_t(i)]) * x[size_t(t * c.dim + i)];
+        if (c.final_softcap > 0) z = c.final_softcap * std::tanh(z / c.final_softcap);
+        logits.push_back(z);
+        top = std::max(top, z);
+      }
+      for (double z : logits) sum += std::exp(z - top);
+      for (double& z : logits) z -= top + std::log(sum);
+      return logits;
+    };
+    double expected = 0;
+    for (int64_t t = 0; t < kRows; ++t) {
+      const std::vector<double> p = log_softmax(teacher, t), q = log_softmax(student, t);
+      for (size_t v = 0; v < p.size(); ++v) expected += std::exp(p[v]) * (p[v] - q[v]) / kRows;
+    }
+    EXPECT_NEAR(loss, expected, 1e-5 * expected);
+    const std::vector<float> direction = random_values(kRows * c.dim, -1, 1, 3);
+    double sides[2];
+    for (int side = 0; side < 2; ++side) {
+      std::vector<float> moved = student;
+      for (size_t i = 0; i < moved.size(); ++i) moved[i] += (side == 0 ? 0.01f : -0.01f) * direction[i];
+      sides[side] = (*model)->divergence(teacher.data(), moved.data(), kRows, nullptr);
+    }
+    EXPECT_NEAR((sides[0] - sides[1]) / 0.02, inner(gradient, direction), 2e-3 * std::abs(inner(gradient, direction)));
+  }
 }
 
 }  // namespace

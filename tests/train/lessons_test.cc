@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <set>
 
+#include "eval/tasks.h"
 #include "gguf/gguf.h"
 #include "support/paths.h"
 
@@ -51,6 +52,58 @@ TEST(Lessons, FollowFromSeedAndIndex) {
   EXPECT_NE(a->document, make_lesson(tokenizer, options, 4, 3000)->document);
 }
 
+// No lesson begins from a seed that an evaluation can begin from, whatever roots, tasks, lengths and samples.
+TEST(Lessons, SeedsAreNoEvaluations) {
+  std::set<uint64_t> evaluation, lessons;
+  for (const EvalTask& task : eval_tasks()) {
+    for (uint64_t root : {1, 2, 77}) {
+      for (int64_t length : {4096, 131072}) {
+        for (int64_t index = 0; index < 50; ++index) {
+          const double depth = task.has_depth ? double(index) * 2 : -1;
+          evaluation.insert(SampleId{SeedSpace::kEval, root, task.name, task.version, length, depth, index}.seed());
+        }
+      }
+    }
+  }
+  for (uint64_t seed : {1, 2, 77}) {
+    for (uint64_t index = 0; index < 500; ++index) {
+      lessons.insert(lesson_seed(seed, index));
+      lessons.insert(lesson_seed(seed, (uint64_t{12} << 40) + index));  // held out
+    }
+  }
+  EXPECT_EQ(lessons.size(), 3000u);
+  // Disjoint not by luck: the highest bit tells one from the other.
+  for (uint64_t seed : evaluation) EXPECT_EQ(seed >> 63, 0u);
+  for (uint64_t seed : lessons) EXPECT_EQ(seed >> 63, 1u);
+}
+
+// ... and so no fact of a lesson is one of an evaluation.
+TEST(Lessons, FactsAreNoEvaluations) {
+  const Tokenizer tokenizer = needle_tokenizer();
+  std::string documents;
+  for (uint64_t index = 0; index < 12; ++index) {
+    const auto lesson = make_lesson(tokenizer, {}, index, 4096);
+    ASSERT_TRUE(lesson.ok());
+    documents += tokenizer.decode(lesson->document);
+  }
+  int64_t facts = 0;
+  for (const EvalTask& task : eval_tasks()) {
+    if (task.name.find("kv") == std::string::npos && task.name.find("niah") == std::string::npos) continue;
+    for (int64_t index = 0; index < 4; ++index) {
+      TaskRequest request;
+      request.id = {SeedSpace::kEval, 1, task.name, task.version, 4096, task.has_depth ? 50.0 : -1.0, index};
+      static const Haystack haystack = Haystack::grammar();
+      request.haystack = &haystack;
+      const EvalSample sample = task.build(request, std::max<int64_t>(task.min_units, 8));
+      for (const std::string& fact : sample.facts) {
+        ++facts;
+        EXPECT_EQ(documents.find(fact), std::string::npos) << task.name << ": " << fact;
+      }
+    }
+  }
+  EXPECT_GT(facts, 20);
+}
+
 TEST(Lessons, TheUsersTextsGoOnWhereTheDocumentEnds) {
   const Tokenizer tokenizer = needle_tokenizer();
   LessonOptions options;
@@ -58,9 +111,16 @@ TEST(Lessons, TheUsersTextsGoOnWhereTheDocumentEnds) {
   const auto lesson = make_lesson(tokenizer, options, 3, 1000);
   ASSERT_TRUE(lesson.ok()) << lesson.status().message();
   EXPECT_EQ(lesson->kind, "text");
-  std::vector<int32_t> all(lesson->document.begin() + 1, lesson->document.end());  // without BOS
-  all.insert(all.end(), lesson->questions[0].ids.begin(), lesson->questions[0].ids.end());
-  EXPECT_NE(options.texts[0].find(tokenizer.decode(all)), std::string::npos);
+  ASSERT_GT(lesson->questions.size(), 1u);
+  for (const Question& q : lesson->questions) {
+    std::vector<int32_t> all(lesson->document.begin() + 1, lesson->document.begin() + q.after);  // without BOS
+    all.insert(all.end(), q.ids.begin(), q.ids.end());
+    EXPECT_NE(options.texts[0].find(tokenizer.decode(all)), std::string::npos) << q.after;
+  }
+  options.generated = false;
+  EXPECT_EQ(make_lesson(tokenizer, options, 0, 1000)->kind, "text");
+  EXPECT_EQ(lesson_kinds(options), 1);
+  options.generated = true;
   options.texts[0] = "Too short.";
   EXPECT_EQ(make_lesson(tokenizer, options, 3, 1000).status().code(), Code::kInvalidArgument);
   EXPECT_EQ(make_lesson(tokenizer, options, 0, 20).status().code(), Code::kInvalidArgument);

@@ -49,31 +49,36 @@ TEST(Trainer, TheSameSeedLearnsTheSameMaskOnAnyThreads) {
   const auto a = one.trainer(small_options())->run("", {}, nullptr);
   const auto b = two.trainer(small_options())->run("", {}, nullptr);
   ASSERT_TRUE(a.ok() && b.ok());
-  EXPECT_EQ(a->values, b->values);
+  EXPECT_EQ(a->mask.heads, b->mask.heads);
   EXPECT_EQ(a->counts, b->counts);
 }
 
 TEST(Trainer, AStoppedRunGoesOnWhereItWas) {
   Scene scene(2);
-  const auto whole = scene.trainer(small_options())->run("", {}, nullptr);
-  ASSERT_TRUE(whole.ok());
-  for (int64_t stop_at : {1, 3}) {
-    const std::string checkpoint = test::temp_path("train" + std::to_string(stop_at));
+  TrainOptions directions = small_options();
+  directions.learned = Learned::kDirections;
+  directions.steps = 0;
+  directions.by_bytes = true;
+  directions.loss = TrainLoss::kDivergence;
+  for (const auto& [options, stop_at] : {std::pair{small_options(), 1}, {small_options(), 3}, {directions, 1}}) {
+    const auto whole = scene.trainer(options)->run("", {}, nullptr);
+    ASSERT_TRUE(whole.ok()) << whole.status().message();
+    const std::string checkpoint =
+        test::temp_path("train" + std::to_string(stop_at) + std::to_string(int(options.learned)));
     std::atomic<bool> cancel = false;
     int64_t steps = 0;
-    const auto stopped = scene.trainer(small_options())
-                             ->run(
-                                 checkpoint, [&](const TrainProgress&) { cancel = ++steps >= stop_at; }, &cancel);
+    const auto stopped = scene.trainer(options)->run(
+        checkpoint, [&](const TrainProgress&) { cancel = ++steps >= stop_at; }, &cancel);
     ASSERT_EQ(stopped.status().code(), Code::kCancelled);
-    const auto resumed = scene.trainer(small_options())->run(checkpoint, {}, nullptr);
+    const auto resumed = scene.trainer(options)->run(checkpoint, {}, nullptr);
     ASSERT_TRUE(resumed.ok()) << resumed.status().message();
-    EXPECT_EQ(resumed->values, whole->values) << stop_at;
+    EXPECT_EQ(resumed->mask.heads, whole->mask.heads) << stop_at;
     // Another run's state is not taken for one's own, and a damaged one not for a good one.
-    TrainOptions other = small_options();
+    TrainOptions other = options;
     other.lambda = 0.5;
     EXPECT_EQ(scene.trainer(other)->run(checkpoint, {}, nullptr).status().code(), Code::kInvalidArgument);
     std::filesystem::resize_file(checkpoint, std::filesystem::file_size(checkpoint) / 2);
-    EXPECT_FALSE(scene.trainer(small_options())->run(checkpoint, {}, nullptr).ok());
+    EXPECT_FALSE(scene.trainer(options)->run(checkpoint, {}, nullptr).ok());
   }
 }
 
@@ -93,6 +98,40 @@ TEST(Trainer, LearnedChannelsLoseLessThanTheFirstOnes) {
   EXPECT_LT(learned->held_out, 0.1);
   EXPECT_LT(one_shot->held_out, 0.1);
   EXPECT_GT(one_shot->held_out, 0.0);
+  o.learned = Learned::kDirections;
+  const auto directions = scene.trainer(o)->run("", {}, nullptr);
+  ASSERT_TRUE(directions.ok()) << directions.status().message();
+  EXPECT_LT(directions->held_out, one_shot->held_out);
+  o.refine_steps = 12;
+  o.refine_rate = 0.01;
+  const auto moved = scene.trainer(o)->run("", {}, nullptr);
+  ASSERT_TRUE(moved.ok()) << moved.status().message();
+  EXPECT_EQ(moved->counts, directions->counts);
+  EXPECT_LT(moved->held_out, directions->held_out);
+  EXPECT_EQ(moved->held_out_start, directions->held_out);
+}
+
+// Heads that DuoAttention's gates let stream keep no old rows, and what is saved goes to the others.
+TEST(Trainer, StreamingHeadsKeepNothing) {
+  Scene scene(2);
+  TrainOptions o = small_options();
+  o.learned = Learned::kDirections;
+  o.steps = o.refine_steps = 0;
+  o.by_bytes = true;
+  for (int64_t h = 0; h < 12; ++h) o.streaming.push_back(h % 2 == 0);
+  const auto mask = scene.trainer(o)->run("", {}, nullptr);
+  ASSERT_TRUE(mask.ok()) << mask.status().message();
+  int64_t kept = 0;
+  for (size_t h = 0; h < 12; ++h) {
+    if (h % 2 == 0) {
+      EXPECT_EQ(mask->counts[h], 0);
+      EXPECT_EQ(mask->mask.heads[h].removed, RemovedAs::kDrop);
+    }
+    kept += mask->counts[h];
+  }
+  EXPECT_GT(kept, 0);
+  o.streaming.pop_back();
+  EXPECT_FALSE(Trainer::create(scene.model, scene.tokenizer, o, scene.pool).ok());
 }
 
 TEST(Trainer, RefusesWhatCannotBeLearned) {
@@ -113,6 +152,12 @@ TEST(Trainer, RefusesWhatCannotBeLearned) {
   o.steps = 0;  // a threshold over scales that nothing has learned
   EXPECT_EQ(code(o), Code::kInvalidArgument);
   o = small_options();
+  o.learned = Learned::kDirections;  // they have no first stage
+  EXPECT_EQ(code(o), Code::kInvalidArgument);
+  o = small_options();
+  o.lessons.generated = false;  // nothing to learn from
+  EXPECT_EQ(code(o), Code::kInvalidArgument);
+  o = small_options();
   o.rate = NAN;
   EXPECT_EQ(code(o), Code::kInvalidArgument);
 }
@@ -120,15 +165,15 @@ TEST(Trainer, RefusesWhatCannotBeLearned) {
 TEST(Trainer, GatesFallWhereOldRowsDoNotMatter) {
   Scene scene(2);
   TrainOptions o = small_options();
-  o.kind = OldRows::kGates;
+  o.learned = Learned::kGates;
   o.steps = 12;
   o.lambda = 0.05;
   o.rate = 0.05;
   const auto gates = scene.trainer(o)->run("", {}, nullptr);
   ASSERT_TRUE(gates.ok()) << gates.status().message();
-  ASSERT_EQ(gates->values.size(), 12u);
+  ASSERT_EQ(gates->gates.size(), 12u);
   float low = 1, high = 0;
-  for (float g : gates->values) low = std::min(low, g), high = std::max(high, g);
+  for (float g : gates->gates) low = std::min(low, g), high = std::max(high, g);
   EXPECT_LT(low, 0.9f);
   EXPECT_GT(high, low);
 }

@@ -3,68 +3,20 @@
 // their positions.
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <numeric>
-#include <sstream>
 
 #include "base/error.h"
-#include "base/inputs.h"
 #include "kv/keep/kinds.h"
 #include "kv/keep/rank.h"
+#include "kv/mask/gates.h"
 
 namespace longkv {
 
 namespace {
 
-constexpr int64_t kMaxGateBytes = int64_t{16} << 20;
-
-// The authors' full_attention_heads.tsv: a line per layer, a gate per KV head, [layers][kv_heads].
-Result<std::vector<double>> read_gates(const std::string& path, const KvShape& shape) {
-  LONGKV_TRY(check_readable(path));
-  std::ifstream file(path);
-  std::vector<double> gates;
-  int64_t bytes = 0;
-  int line_number = 0, rows = 0;
-  for (std::string line; std::getline(file, line);) {
-    ++line_number;
-    bytes += int64_t(line.size()) + 1;
-    if (bytes > kMaxGateBytes) return fail(Code::kInvalidArgument, "{}: too large for a table of gates", path);
-    if (line.find_first_not_of(" \t\r") == std::string::npos || line[0] == '#') continue;
-    std::istringstream words(line);
-    int columns = 0;
-    for (std::string word; words >> word; ++columns) {
-      char* end = nullptr;
-      const double gate = std::strtod(word.c_str(), &end);
-      if (end != word.c_str() + word.size() || !std::isfinite(gate)) {
-        return fail(Code::kInvalidArgument, "{}, line {}: '{}' is not a number", path, line_number, word.substr(0, 32));
-      }
-      gates.push_back(gate);
-    }
-    if (columns != shape.kv_heads) {
-      return fail(Code::kInvalidArgument, "{}, line {}: {} gates, the model has {} KV heads; is it another model's?",
-                  path, line_number, columns, shape.kv_heads);
-    }
-    ++rows;
-  }
-  if (rows != shape.layers) {
-    return fail(Code::kInvalidArgument, "{}: gates of {} layers, the model has {}; is it another model's?", path, rows,
-                shape.layers);
-  }
-  return gates;
-}
-
 class DuoKeeper : public Keeper {
  public:
   DuoKeeper(const KeepSpec& spec, const KvShape& shape, const std::vector<double>& gates)
-      : spec_(spec), shape_(shape), streams_(gates.size(), 0) {
-    // Published: gates at or above the quantile of the share keep all, after noise that parts ties.
-    const int64_t n = int64_t(gates.size());
-    const auto streaming = int64_t(std::ceil(spec.streaming_share * double(n - 1)));
-    std::vector<size_t> order(gates.size());
-    std::iota(order.begin(), order.end(), size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return gates[a] < gates[b]; });
-    for (int64_t i = 0; i < streaming; ++i) streams_[order[size_t(i)]] = 1;
-  }
+      : spec_(spec), shape_(shape), streams_(streaming_heads(gates, spec.streaming_share)) {}
 
   KeepNeeds needs() const override {
     KeepNeeds needs;
@@ -103,20 +55,18 @@ class DuoKeeper : public Keeper {
   }
 
  private:
-  bool streams(int layer, int head) const {
-    return streams_[size_t(layer) * size_t(shape_.kv_heads) + size_t(head)] != 0;
-  }
+  bool streams(int layer, int head) const { return streams_[size_t(layer) * size_t(shape_.kv_heads) + size_t(head)]; }
 
   KeepSpec spec_;
   KvShape shape_;
-  std::vector<char> streams_;  // [layers][kv_heads]
+  std::vector<bool> streams_;  // [layers][kv_heads]
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Keeper>> make_duo(const KeepSpec& spec, const KvShape& shape) {
-  LONGKV_ASSIGN(const std::vector<double> gates, read_gates(spec.gates, shape));
-  return std::unique_ptr<Keeper>(std::make_unique<DuoKeeper>(spec, shape, gates));
+Result<std::unique_ptr<Keeper>> make_duo(const KeepSpec& spec, const KvShape& shape, const std::string& model) {
+  LONGKV_ASSIGN(const DuoGates gates, load_gates(spec.gates, shape, model));
+  return std::unique_ptr<Keeper>(std::make_unique<DuoKeeper>(spec, shape, gates.values));
 }
 
 }  // namespace longkv

@@ -5,7 +5,7 @@
 
 namespace longkv {
 
-Result<std::unique_ptr<Keeper>> make_keeper(const KeepSpec& spec, const KvShape& shape) {
+Result<std::unique_ptr<Keeper>> make_keeper(const KeepSpec& spec, const KvShape& shape, const std::string& model) {
   switch (spec.kind) {
     case KeepKind::kFastgen: return make_fastgen(spec, shape);
     case KeepKind::kAll: return std::unique_ptr<Keeper>();
@@ -19,7 +19,7 @@ Result<std::unique_ptr<Keeper>> make_keeper(const KeepSpec& spec, const KvShape&
     case KeepKind::kH2o: return make_h2o(spec, shape);
     case KeepKind::kExpectedAttention: return make_expected_attention(spec, shape);
     case KeepKind::kAdakv: return make_adakv(spec, shape);
-    case KeepKind::kDuo: return make_duo(spec, shape);
+    case KeepKind::kDuo: return make_duo(spec, shape, model);
     case KeepKind::kNormmass:
     case KeepKind::kKvslimmer: return make_merging(spec, shape);
     case KeepKind::kKvzip: return make_kvzip(spec, shape);

@@ -150,7 +150,7 @@ class Keeper {
   virtual int64_t planned_rows(int layer, int layers, int64_t tokens) const = 0;
 };
 
-// nullptr: the recipe keeps every row.
-Result<std::unique_ptr<Keeper>> make_keeper(const KeepSpec& spec, const KvShape& shape);
+// nullptr: the recipe keeps every row. model: identity that learned gates must be for; empty: not checked.
+Result<std::unique_ptr<Keeper>> make_keeper(const KeepSpec& spec, const KvShape& shape, const std::string& model = "");
 
 }  // namespace longkv

@@ -18,7 +18,7 @@ std::unique_ptr<Keeper> make_h2o(const KeepSpec& spec, const KvShape& shape);
 std::unique_ptr<Keeper> make_expected_attention(const KeepSpec& spec, const KvShape& shape);
 std::unique_ptr<Keeper> make_adakv(const KeepSpec& spec, const KvShape& shape);
 // Errors: kIo, kInvalidArgument (a file of gates that does not fit the model).
-Result<std::unique_ptr<Keeper>> make_duo(const KeepSpec& spec, const KvShape& shape);
+Result<std::unique_ptr<Keeper>> make_duo(const KeepSpec& spec, const KvShape& shape, const std::string& model);
 std::unique_ptr<Keeper> make_kvzip(const KeepSpec& spec, const KvShape& shape);
 std::unique_ptr<Keeper> make_fastgen(const KeepSpec& spec, const KvShape& shape);
 // normmass and kvslimmer.

@@ -2,55 +2,62 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <vector>
 
-#include "base/error.h"
+#include "kv/mask/gates.h"
+#include "kv/mask/leank.h"
 
 namespace longkv {
 
 namespace {
 
-constexpr const char* kTensor = "kv.leank.alpha";
 constexpr const char* kBars[] = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
 
 }  // namespace
 
-bool holds_channel_mask(const GgufFile& file) { return file.find(kTensor) != nullptr; }
+bool holds_learned(const GgufFile& file) { return is_leank_sidecar(file) || is_gates_sidecar(file); }
 
-Result<std::string> draw_channel_mask(const GgufFile& file) {
-  constexpr int64_t kMost = 1 << 20;
-  const Metadata& meta = file.metadata();
-  LONGKV_ASSIGN(const int64_t layers, meta.integer("kv.leank.layers", 1, kMost));
-  LONGKV_ASSIGN(const int64_t heads, meta.integer("kv.leank.kv_heads", 1, kMost));
-  LONGKV_ASSIGN(const int64_t dim, meta.integer("kv.leank.head_dim", 1, kMost));
-  const TensorInfo* tensor = file.find(kTensor);
-  if (tensor == nullptr || tensor->type != TensorType::kF32 || tensor->dims[0] != dim || tensor->dims[1] != heads ||
-      tensor->dims[2] != layers || tensor->dims[3] != 1) {
-    return fail(Code::kCorrupt, "{}: {} is not an f32 tensor of {} channels, {} KV heads and {} layers", file.path(),
-                kTensor, dim, heads, layers);
+Result<KeptShares> read_kept_shares(const GgufFile& file) {
+  if (is_gates_sidecar(file)) {
+    LONGKV_ASSIGN(const DuoGates gates, read_gates_sidecar(file));
+    return KeptShares{"Gates of KV heads", "gate", gates.layers, gates.kv_heads, 1, gates.values};
   }
-  std::vector<float> alpha(size_t(tensor->elements()));
-  std::memcpy(alpha.data(), tensor->data, alpha.size() * sizeof(float));  // a file may place it at any byte
+  LONGKV_ASSIGN(const LeankSidecar sidecar, read_leank_sidecar(file));
+  const bool directed = std::any_of(sidecar.mask.heads.begin(), sidecar.mask.heads.end(),
+                                    [](const HeadMask& head) { return head.directed(); });
+  KeptShares shares{"Share of K that old rows keep",
+                    directed ? "numbers of a K row" : "channels of K",
+                    sidecar.layers,
+                    sidecar.kv_heads,
+                    sidecar.dim_k,
+                    {}};
+  for (const HeadMask& head : sidecar.mask.heads) shares.kept.push_back(double(head.kept(sidecar.dim_k)));
+  return shares;
+}
+
+std::string draw_shares(const KeptShares& s) {
+  const bool counts = s.whole > 1;
   std::string text =
-      fmt::format("channels of K that old rows keep, of {}; a line per layer, a column per KV head\n", dim);
-  int64_t kept = 0, empty = 0;
-  for (int64_t layer = 0; layer < layers; ++layer) {
+      counts ? fmt::format("{} that old rows keep, of {}; a line per layer, a column per KV head\n", s.unit, s.whole)
+             : std::string("gates; a line per layer, a column per KV head\n");
+  double kept = 0;
+  int64_t empty = 0;
+  for (int layer = 0; layer < s.layers; ++layer) {
     text += fmt::format("{:>5} ", layer);
-    for (int64_t h = 0; h < heads; ++h) {
-      int64_t n = 0;
-      for (int64_t c = 0; c < dim; ++c) n += alpha[size_t((layer * heads + h) * dim + c)] != 0.0f;
+    for (int h = 0; h < s.kv_heads; ++h) {
+      const double n = s.kept[size_t(layer * s.kv_heads + h)];
       kept += n;
       empty += n == 0;
-      const auto bar = size_t(std::ceil(8.0 * double(n) / double(dim)));
-      text += fmt::format(" {}{:<4}", kBars[bar], n);
+      const auto bar = size_t(std::clamp(std::ceil(8.0 * n / double(s.whole)), 0.0, 8.0));
+      text += counts ? fmt::format(" {}{:<4.0f}", kBars[bar], n) : fmt::format(" {}{:<5.2f}", kBars[bar], n);
     }
     text += "\n";
   }
-  text += fmt::format("kept {:.1f}% of all channels; {} of {} heads keep none\n",
-                      100.0 * double(kept) / double(layers * heads * dim), empty, layers * heads);
-  return text;
+  const int64_t heads = int64_t(s.layers) * s.kv_heads;
+  if (!counts) return text + fmt::format("mean gate {:.3f}\n", kept / double(heads));
+  return text + fmt::format("kept {:.1f}% of all; {} of {} heads keep none\n", 100.0 * kept / double(heads * s.whole),
+                            empty, heads);
 }
 
 }  // namespace longkv

@@ -1,17 +1,28 @@
-// A channel mask for people: which heads keep how much.
+// What a mask or gates keep, layers by heads.
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "gguf/gguf.h"
+#include "longkv/status.h"
 
 namespace longkv {
 
-// True when the file holds a channel mask (kv/mask/leank.h).
-bool holds_channel_mask(const GgufFile& file);
+struct KeptShares {
+  std::string title;  // of a picture
+  std::string unit;   // what is counted
+  int layers = 0, kv_heads = 0;
+  int64_t whole = 1;         // of a head
+  std::vector<double> kept;  // [layers][kv_heads], of `whole`
+};
 
-// A line per layer, a number of kept channels per KV head with a bar of its share, and totals. Ends with a newline.
-// Errors: kCorrupt when the tensor and the sizes that the file states disagree.
-Result<std::string> draw_channel_mask(const GgufFile& file);
+// Whether the file is a sidecar that longkv knows: a channel mask or head gates.
+bool holds_learned(const GgufFile& file);
+// Errors: kCorrupt, kUnsupported.
+Result<KeptShares> read_kept_shares(const GgufFile& file);
+
+// A line per layer with a bar and the number kept for every KV head.
+std::string draw_shares(const KeptShares& shares);
 
 }  // namespace longkv

@@ -1,10 +1,10 @@
-// LeanK (arXiv 2508.02215): a static mask of K channels per layer and KV head, learned once per checkpoint.
+// Channel masks learned once per model (LeanK, arXiv 2508.02215): which K channels old rows keep, or which products of
+// K with learned directions.
 //
-// Files, by content:
-//   GGUF      our sidecar: kv.leank.version (1), kv.leank.layers, kv.leank.kv_heads, kv.leank.head_dim, optional
-//             kv.leank.sink and kv.leank.window (those of training), optional kv.leank.model (what the mask was learned
-//             for), tensor kv.leank.alpha f32 [head_dim, kv_heads, layers]
-//   zip       a tensor saved by torch.save, float [layers][kv_heads][head_dim], or a list of them per layer: how
+// Files:
+//   GGUF      our sidecar, kv.leank.*: version 1 holds factors per channel, version 2 also directions, what stands for
+//             heads without channels, and whether the mean of what keys lost is added back
+//   .pth      a tensor [layers][kv_heads][head_dim] as torch.save writes it (zip; nothing in it is executed), the form
 //             the authors publish masks
 //   text      one line per layer, kv_heads * head_dim numbers
 // A channel's value is 0 (dropped) or what multiplies it in the old rows (1 in published masks).
@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "gguf/gguf.h"
 #include "kv/region_store.h"
 #include "kv/types.h"
 #include "longkv/status.h"
@@ -24,13 +25,28 @@ struct LeankMask {
   std::vector<HeadMask> heads;  // [layers][kv_heads]
   int64_t sink = 0;             // with which it was learned; 0: unknown
   int64_t window = 0;
-  std::string model;  // empty: unknown
+  bool compensate = false;  // RegionSpec
+  std::string model;        // its identity (model/identity.h), or its name alone; empty: unknown
+};
+
+// A mask with the shape that it was made for.
+struct LeankSidecar {
+  int layers = 0, kv_heads = 0, dim_k = 0;
+  LeankMask mask;
 };
 
 // Errors: kIo, kCorrupt, kInvalidArgument when no file is named or the mask is not for a model of this shape.
 Result<LeankMask> load_leank(const std::string& path, const KvShape& shape);
-// Our sidecar; alpha: [layers][kv_heads][dim_k]. Errors: kIo, kInvalidArgument.
-Status save_leank(const std::string& path, const KvShape& shape, const std::vector<float>& alpha, int64_t sink,
-                  int64_t window, const std::string& model);
+
+bool is_leank_sidecar(const GgufFile& file);
+// Errors: kCorrupt, kUnsupported (a later version).
+Result<LeankSidecar> read_leank_sidecar(const GgufFile& file);
+// Errors: kIo, kInvalidArgument.
+Status save_leank_sidecar(const std::string& path, const KvShape& shape, const LeankMask& mask);
+
+// The factors of a mask of channels, [layers][kv_heads][dim_k]; 0: dropped. Errors: kUnsupported for directions.
+Result<std::vector<float>> channel_factors(const LeankMask& mask, int64_t dim_k);
+// A mask from such factors.
+LeankMask mask_of_factors(const std::vector<float>& factors, int64_t dim_k);
 
 }  // namespace longkv

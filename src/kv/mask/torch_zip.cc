@@ -1,5 +1,7 @@
 #include "kv/mask/torch_zip.h"
 
+#include <zlib.h>
+
 #include <charconv>
 #include <cstring>
 #include <map>
@@ -111,6 +113,107 @@ Result<std::vector<float>> read_torch_floats(std::span<const uint8_t> file) {
     if (storage == entries.end()) break;
     append_floats(storage->second, element, out);
   }
+  return out;
+}
+
+namespace {
+
+template <class T>
+void put(std::vector<uint8_t>& out, T value) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(&value);
+  out.insert(out.end(), bytes, bytes + sizeof(value));
+}
+
+void put(std::vector<uint8_t>& out, std::string_view text) { out.insert(out.end(), text.begin(), text.end()); }
+
+// Opcodes of pickle's protocol 2: a call of _rebuild_tensor_v2 with a storage, offset, sizes and strides.
+std::vector<uint8_t> pickle_of(int64_t values, const int64_t (&dims)[3]) {
+  std::vector<uint8_t> p;
+  const auto number = [&](int64_t n) {
+    p.push_back('J');  // BININT
+    put(p, int32_t(n));
+  };
+  const auto word = [&](std::string_view text) {
+    p.push_back('X');  // BINUNICODE
+    put(p, uint32_t(text.size()));
+    put(p, text);
+  };
+  put(p,
+      "\x80\x02"
+      "ctorch._utils\n_rebuild_tensor_v2\n((");
+  word("storage");
+  put(p, "ctorch\nFloatStorage\n");
+  word("0");
+  word("cpu");
+  number(values);
+  put(p, "tQ");
+  number(0);
+  for (int64_t d : dims) number(d);
+  p.push_back(0x87);  // TUPLE3
+  number(dims[1] * dims[2]);
+  number(dims[2]);
+  number(1);
+  p.push_back(0x87);
+  p.push_back(0x89);  // NEWFALSE: needs no gradient
+  put(p, "ccollections\nOrderedDict\n)RtR.");
+  return p;
+}
+
+}  // namespace
+
+std::vector<uint8_t> write_torch_floats(std::span<const float> values, const int64_t (&dims)[3]) {
+  const std::vector<uint8_t> pickle = pickle_of(int64_t(values.size()), dims);
+  const std::string_view version = "3\n", order = "little";
+  const auto text = [](std::string_view s) { return Bytes(reinterpret_cast<const uint8_t*>(s.data()), s.size()); };
+  const std::pair<std::string_view, Bytes> entries[] = {
+      {"mask/data.pkl", pickle},
+      {"mask/byteorder", text(order)},
+      {"mask/data/0", {reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float)}},
+      {"mask/version", text(version)}};
+  constexpr size_t kAlign = 64;  // of a storage, as torch maps it
+  std::vector<uint8_t> out, directory;
+  for (const auto& [name, data] : entries) {
+    const auto at = uint32_t(out.size());
+    const size_t padding = (kAlign - (out.size() + kLocalBytes + name.size()) % kAlign) % kAlign;
+    const auto head = [&, &name = name, &data = data](std::vector<uint8_t>& to, uint16_t extra) {
+      put(to, uint16_t(0));           // flags
+      put(to, uint16_t(0));           // stored
+      put(to, uint32_t(0x00210000));  // 1 January 1980
+      put(to, uint32_t(::crc32(0, data.data(), uInt(data.size()))));
+      put(to, uint32_t(data.size()));
+      put(to, uint32_t(data.size()));
+      put(to, uint16_t(name.size()));
+      put(to, extra);
+    };
+    put(out, kLocalEntry);
+    put(out, uint16_t(20));
+    // An extra field has four bytes of its own, so a smaller gap takes a whole unit more.
+    const size_t extra = padding == 0 ? 0 : padding < 4 ? padding + kAlign : padding;
+    head(out, uint16_t(extra));
+    put(out, name);
+    if (extra > 0) {
+      put(out, uint16_t(0x4246));
+      put(out, uint16_t(extra - 4));
+      out.resize(out.size() + extra - 4, 0);
+    }
+    out.insert(out.end(), data.begin(), data.end());
+    put(directory, kCentralEntry);
+    put(directory, uint16_t(20));
+    put(directory, uint16_t(20));
+    head(directory, 0);
+    directory.resize(directory.size() + 10, 0);  // comment, disk, attributes
+    put(directory, at);
+    put(directory, name);
+  }
+  const auto begin = uint32_t(out.size());
+  out.insert(out.end(), directory.begin(), directory.end());
+  put(out, kEndOfDirectory);
+  put(out, uint32_t(0));
+  put(out, uint16_t(std::size(entries)));
+  put(out, uint16_t(std::size(entries)));
+  put(out, uint32_t(directory.size()));
+  put(out, begin);
+  put(out, uint16_t(0));
   return out;
 }
 

@@ -15,4 +15,7 @@ bool is_zip(std::span<const uint8_t> file);
 // All storages one after the other, as fp32. Errors: kCorrupt, kUnsupported (compressed, another element type).
 Result<std::vector<float>> read_torch_floats(std::span<const uint8_t> file);
 
+// A file that torch.load reads as one fp32 tensor of three dimensions.
+std::vector<uint8_t> write_torch_floats(std::span<const float> values, const int64_t (&dims)[3]);
+
 }  // namespace longkv

@@ -11,7 +11,8 @@ const RecipeField kFields[] = {
     LONGKV_TEXT_FIELD("mask", " leank ", false, mask.mask),
     LONGKV_COUNT_FIELD("sink", " leank think ", 0, kMaxRecipeRows, true, mask.sink),
     LONGKV_COUNT_FIELD("window", " leank think ", 0, kMaxRecipeRows, true, mask.window),
-    LONGKV_WORD_FIELD("removed", " leank ", "mean drop", false, mask.drop_removed),
+    LONGKV_WORD_FIELD("mean", " leank think ", "learned on off", false, mask.mean),
+    LONGKV_WORD_FIELD("removed", " leank ", "learned mean constant drop", false, mask.removed),
     LONGKV_REAL_FIELD("ratio", " think ", 0.0, 0.95, true, mask.ratio),
     LONGKV_COUNT_FIELD("queries", " think ", 1, 4096, false, mask.queries),
 };

@@ -1,6 +1,6 @@
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "train/gemm.cc"
-#include "train/gemm.h"
+#define HWY_TARGET_INCLUDE "base/gemm.cc"
+#include "base/gemm.h"
 
 #include <hwy/foreach_target.h>
 // After foreach_target.h:
