@@ -45,6 +45,7 @@ void fold(const float* q, const uint8_t* scales, const uint8_t* minima, int64_t 
     top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(f), magnitude));
     _mm256_store_ps(folded + c, f);
   }
+  for (int64_t c = dim; c % 32 != 0; c += 8) _mm256_store_ps(folded + c, _mm256_setzero_ps());
   out.bias = lane_sum(bias);
   const float amax = largest_magnitude(top);
   // NaN and infinity compare above every finite number as bits, and fail this comparison.

@@ -19,11 +19,13 @@ int64_t unit_bytes(KvType type, int64_t dim) {
 }
 
 Status check_channels(const char* what, KvType type, int64_t dim) {
-  if ((kv_type_blocked(type) || kv_type_quantized(type)) && dim % kKvQuantGroup != 0) {
-    return fail(Code::kInvalidArgument, "{} type {} needs channels in groups of {}, a head keeps {}; use fp8 or f16",
-                what, kv_type_name(type), kKvQuantGroup, dim);
-  }
-  return {};
+  // Keys in blocks have their scales by channel.
+  const int64_t group = kv_type_quantized(type) || (kv_type_blocked(type) && *what == 'V') ? kKvQuantGroup
+                        : kv_type_blocked(type)                                            ? kKiviChannels
+                                                                                           : 1;
+  if (dim % group == 0) return {};
+  return fail(Code::kInvalidArgument, "{} type {} needs channels in groups of {}, a head keeps {}; use fp8 or f16",
+              what, kv_type_name(type), group, dim);
 }
 
 }  // namespace

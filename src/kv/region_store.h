@@ -32,8 +32,8 @@ enum class RemovedAs {
 struct HeadMask {
   std::vector<uint16_t> channels;            // ascending
   std::vector<float> alpha;                  // [channels], empty: 1
-  std::vector<float> keys;                   // [n][dim_k], directions: a key is held as n products; empty: channels
-  std::vector<float> queries;                // [n][dim_k], what queries meet those products through
+  std::vector<float> keys{};                 // [n][dim_k], directions: a key is held as n products; empty: channels
+  std::vector<float> queries{};              // [n][dim_k], what queries meet those products through
   RemovedAs removed = RemovedAs::kConstant;  // of a head that keeps nothing
   float score = 0.0f;                        // kConstant
   bool directed() const { return !keys.empty(); }

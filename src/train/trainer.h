@@ -50,9 +50,10 @@ struct TrainOptions {
   bool by_bytes = true;     // counts by loss over bytes of K and V, frozen; else LeanK's threshold at every step
   bool keep_scales = true;  // write alpha of kept channels; else 1
   bool compensate = true;   // the mean of what old keys lost is added back
-  std::optional<RemovedAs> removed;  // what stands for heads that keep nothing; none: what loses least, head by head
-  std::vector<bool> streaming;       // [layers][kv_heads], heads whose old rows go in any case (by_bytes); empty: none
-  int64_t held_out = 8;              // questions of each kind that judge what is written
+  std::optional<RemovedAs>
+      removed;  // what stands for heads that keep nothing; none: mean or drop, what loses less, head by head
+  std::vector<bool> streaming;  // [layers][kv_heads], heads whose old rows go in any case (by_bytes); empty: none
+  int64_t held_out = 8;         // questions of each kind that judge what is written
   LessonOptions lessons;
 };
 

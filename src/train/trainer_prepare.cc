@@ -126,9 +126,9 @@ Result<Trainer::Curves> Trainer::measure_curves(const std::vector<std::vector<fl
                                                 const std::atomic<bool>* cancel) {
   const ModelConfig& c = model_->config();
   const int64_t levels = shape_.dim_k / options_.align + 1, heads = c.kv_heads;
-  const std::vector<RemovedAs> ways = options_.removed
-                                          ? std::vector{*options_.removed}
-                                          : std::vector{RemovedAs::kMean, RemovedAs::kConstant, RemovedAs::kDrop};
+  // A constant learned on some texts overestimates old rows on others: it is taken on demand alone.
+  const std::vector<RemovedAs> ways =
+      options_.removed ? std::vector{*options_.removed} : std::vector{RemovedAs::kMean, RemovedAs::kDrop};
   // Tries of a layer: levels 1 and up, then a head without channels in each way. The constant is the mean score of old
   // rows together: the log of their softmax weight over their number.
   std::vector<std::vector<double>> losses(size_t(levels - 1) - 1 + ways.size(),

@@ -274,10 +274,10 @@ TEST_P(Kivi, EqualsDecodeThenDense) {
   ThreadPool pool(2);
   for (KvType k : kTypes) {
     for (KvType v : kTypes) {
-      for (int dim : {32, 64, 96, 128, 192, 256, 576}) {
+      for (int dim : {8, 24, 32, 40, 64, 96, 128, 192, 256, 576}) {
         for (int n_q : {1, 2, 3, 4, 5, 9}) {
           if (dim > 128 && n_q > 3) continue;
-          const int dim_v = dim == 96 ? 64 : dim;
+          const int dim_v = dim == 96 || dim % 32 != 0 ? 64 : dim;
           const BlockHead head(k, v, dim, dim_v, 7, uint32_t(dim + n_q));
           const auto q = random_floats(n_q * dim, 8);
           const RowRange ranges[] = {{0, 1}, {3, 64}, {70, 75}, {80, 91}, {95, 224}};

@@ -201,8 +201,9 @@ TEST_P(RegionsEachLevel, HeadsWithoutChannels) {
     RegionSpec spec;
     spec.sink = 4;
     spec.window = 30;
-    spec.masks = {HeadMask{}};
-    spec.removed_as_mean = mean;
+    HeadMask none;
+    none.removed = mean ? RemovedAs::kConstant : RemovedAs::kDrop;
+    spec.masks = {none};
     Growing head(64, 96, spec, 300, 8);
     ASSERT_TRUE(head.store.ok());
     for (int64_t rows = 1; rows <= 300; ++rows) head.grow(rows);
@@ -249,7 +250,7 @@ TEST(Regions, Refusals) {
   refused(spec, "go together");
   spec.v = KvType::kKivi2;
   spec.masks = {HeadMask{{1, 2, 3}, {}}};
-  refused(spec, "groups of 32");
+  refused(spec, "groups of 8");
   spec.k = spec.v = KvType::kF16;
   spec.masks = {HeadMask{{1, 2, 128}, {}}};
   refused(spec, "ascend below 128");

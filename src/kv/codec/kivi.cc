@@ -62,12 +62,13 @@ void kivi_encode_keys(KvType type, const float* src, int64_t src_stride, int64_t
   uint8_t* minima = scales + 2 * dim;
   constexpr int64_t kStep = 32;
   for (int64_t c0 = 0; c0 < dim; c0 += kStep) {
+    const int64_t step = std::min(kStep, dim - c0);
     Range range[kStep];
     for (int64_t r = 0; r < kKiviRows; ++r) {
-      for (int64_t c = 0; c < kStep; ++c) range[c].add(src[r * src_stride + c0 + c]);
+      for (int64_t c = 0; c < step; ++c) range[c].add(src[r * src_stride + c0 + c]);
     }
     float base[kStep], inverse[kStep];
-    for (int64_t c = 0; c < kStep; ++c) {
+    for (int64_t c = 0; c < step; ++c) {
       const Grid grid(range[c], levels);
       set_half(scales, c0 + c, grid.scale);
       set_half(minima, c0 + c, grid.minimum);
@@ -81,11 +82,11 @@ void kivi_encode_keys(KvType type, const float* src, int64_t src_stride, int64_t
         uint8_t bytes[kStep] = {};
         for (int64_t j = 0; j < per_byte; ++j) {
           const float* row = src + (16 * v + 8 * j + w) * src_stride + c0;
-          for (int64_t c = 0; c < kStep; ++c) {
+          for (int64_t c = 0; c < step; ++c) {
             bytes[c] = uint8_t(bytes[c] | code_of(row[c], base[c], inverse[c], levels) << (bits * j));
           }
         }
-        for (int64_t i = 0; i < kStep / 4; ++i) {
+        for (int64_t i = 0; i < step / 4; ++i) {
           std::memcpy(block + (((c0 / 4 + i) * vectors + v) * 8 + w) * 4, bytes + 4 * i, 4);
         }
       }

@@ -3,8 +3,8 @@
 // scale = (max - min) / (2^bits - 1), codes rounded to nearest even. A group of equal values gets scale 0; one with a
 // value that is not finite decodes to NaN.
 //
-// A block is 32 rows of `dim` channels (a multiple of 32) in kivi_block_bytes: codes, then scales, then minima. Codes
-// lie as the products read them, without unpacking to memory:
+// A block is 32 rows of `dim` channels (of keys a multiple of 8, of values of 32) in kivi_block_bytes: codes, then
+// scales, then minima. Codes lie as the products read them, without unpacking to memory:
 //   keys     32-bit words [dim / 4][vectors][8]: byte b of word w holds channel 4 * i + b; with 2 bits one vector, row
 //            8 * j + w in bits 2j of the byte; with 4 bits two vectors v, row 16 * v + 8 * j + w in bits 4j.
 //            scales [dim], minima [dim]
@@ -19,7 +19,8 @@
 
 namespace longkv {
 
-inline constexpr int64_t kKiviRows = 32;  // rows of a block, and channels that share a value's scale
+inline constexpr int64_t kKiviRows = 32;     // rows of a block, and channels that share a value's scale
+inline constexpr int64_t kKiviChannels = 8;  // keys have multiples of so many
 
 constexpr int kivi_bits(KvType type) { return type == KvType::kKivi2 ? 2 : 4; }
 constexpr int64_t kivi_block_bytes(KvType type, int64_t dim) { return dim * kKiviRows * kivi_bits(type) / 8 + dim * 4; }
