@@ -60,7 +60,7 @@ TEST(Trainer, AStoppedRunGoesOnWhereItWas) {
   directions.steps = 0;
   directions.by_bytes = true;
   directions.loss = TrainLoss::kDivergence;
-  for (const auto& [options, stop_at] : {std::pair{small_options(), 1}, {small_options(), 3}, {directions, 1}}) {
+  for (const auto& [options, stop_at] : {std::pair{small_options(), 3}, {directions, 1}}) {
     const auto whole = scene.trainer(options)->run("", {}, nullptr);
     ASSERT_TRUE(whole.ok()) << whole.status().message();
     const std::string checkpoint =
