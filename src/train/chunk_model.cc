@@ -43,6 +43,10 @@ void ChunkModel::product(const Weight& w, const float* x, int64_t tokens, float*
   matmul_.run(w, input_, y, w.rows);
 }
 
+void ChunkModel::move(int layer, double distance, float* x, int64_t rows) const {
+  turn_rows(rope_of(layer), distance, x, int(rows), config().head_dim_k);
+}
+
 // The transposed rotation: gradients before RoPE from those after it.
 void ChunkModel::unturn(int layer, float* x, int64_t tokens, int heads, int64_t first_position) {
   const RopeTable& rope = rope_of(layer);

@@ -82,6 +82,9 @@ class ChunkModel {
   ChunkAttention attention_of(int layer, const ChunkPrompt& prompt, const OldMask& mask, const LayerTape& tape,
                               int64_t tokens) const;
 
+  // Rows [rows][head_dim_k] of a layer's queries or keys as they would be `distance` positions later.
+  void move(int layer, double distance, float* x, int64_t rows) const;
+
   const ModelConfig& config() const { return model_->config(); }
   // Values that `kind` learns per layer.
   int64_t values_per_layer(OldRows kind) const;

@@ -79,15 +79,17 @@ void add_moments(const ChunkAttention& a, const std::vector<int64_t>& rows, bool
   });
 }
 
-Directions best_directions(const HeadMoments& moments, int64_t dim) {
+Directions best_directions(const HeadMoments& moments, int64_t dim, double ridge) {
   std::vector<double> queries = moments.queries, keys = moments.keys;
   for (double& x : queries) x /= moments.query_rows;
   for (double& x : keys) x /= moments.key_rows;
   const Eigen q = eigen_symmetric(std::move(queries), dim);
-  // Directions that no query has are worth nothing, and their inverse would be all noise.
-  const double least = std::max(q.values[0], 1e-30) * 1e-8;
-  const std::vector<double> root = function_of(q, dim, [&](double x) { return std::sqrt(std::max(x, least)); });
-  const std::vector<double> inverse = function_of(q, dim, [&](double x) { return 1 / std::sqrt(std::max(x, least)); });
+  double mean = 0;
+  for (double x : q.values) mean += std::max(x, 0.0) / double(dim);
+  const double more = ridge * mean + 1e-8 * std::max(q.values[0], 1e-30);
+  const auto moment = [&](double x) { return std::max(x, 0.0) + more; };
+  const std::vector<double> root = function_of(q, dim, [&](double x) { return std::sqrt(moment(x)); });
+  const std::vector<double> inverse = function_of(q, dim, [&](double x) { return 1 / std::sqrt(moment(x)); });
   const Eigen u = eigen_symmetric(product(product(root, keys, dim), root, dim), dim);
   const std::vector<double> to_keys = product(u.vectors, root, dim), to_queries = product(u.vectors, inverse, dim);
   Directions out;

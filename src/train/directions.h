@@ -4,7 +4,9 @@
 //
 // With S the square root of the queries' second moment and C the keys' covariance, the n pairs that lose least of the
 // scores' squares, E (q^T (1 - queries^T keys) k)^2, come from the leading eigenvectors u of S C S:
-// keys = u^T S and queries = u^T S^-1. Each pair is scaled so that both products have the same mean square.
+// keys = u^T S and queries = u^T S^-1. Each pair is scaled so that both products have the same mean square. Queries
+// that were not seen must not meet the inverse of what the seen ones lack: `ridge` times their mean square is added to
+// every direction of the moment.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +32,7 @@ void add_moments(const ChunkAttention& a, const std::vector<int64_t>& rows, bool
 struct Directions {
   std::vector<float> keys, queries;  // [dim_k][dim_k], those that matter most first
 };
-Directions best_directions(const HeadMoments& moments, int64_t dim);
+Directions best_directions(const HeadMoments& moments, int64_t dim, double ridge);
 
 // mix[dim][dim] = queries^T keys of n directions.
 void mix_of_directions(const float* queries, const float* keys, int64_t n, int64_t dim, float* mix);

@@ -141,11 +141,12 @@ class Trainer {
 
   // trainer_prepare.cc: what the second stage begins with.
   Status prepare_second_stage(const std::atomic<bool>* cancel);
-  Status each_question(const std::atomic<bool>* cancel,
+  Status each_question(const std::atomic<bool>* cancel, size_t most,
                        const std::function<Status(const Reading&, const Question&)>& visit) const;
   Result<std::vector<std::vector<int>>> elimination_orders(const std::atomic<bool>* cancel);
   Status add_quadratics(const Reading& reading, const Question& question, const std::vector<float>& mask,
                         std::vector<ChannelQuadratic>& quadratics);
+  void spread_over_positions(int layer, std::vector<double>& moment) const;
   Result<std::vector<Directions>> find_directions(const std::atomic<bool>* cancel);
   Result<Curves> measure_curves(const std::vector<std::vector<float>>& mixes, const std::atomic<bool>* cancel);
 

@@ -2,9 +2,11 @@
 // stands for heads that keep none.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <utility>
 
 #include "base/error.h"
+#include "base/gemm.h"
 #include "base/log.h"
 #include "train/trainer.h"
 
@@ -14,6 +16,7 @@ namespace {
 
 constexpr int64_t kQuadraticRows = 8;    // of a question
 constexpr size_t kPrepareQuestions = 4;  // of a document
+constexpr double kRidge = 0.05;          // best_directions
 constexpr int kQuadraticRounds = 4;
 constexpr float kHighestDropped = 0.75f;
 
@@ -33,11 +36,11 @@ double mean_square(const std::vector<float>& x) {
 
 }  // namespace
 
-// The first questions of every document that is learned from.
-Status Trainer::each_question(const std::atomic<bool>* cancel,
+// The first `most` questions of every document that is learned from.
+Status Trainer::each_question(const std::atomic<bool>* cancel, size_t most,
                               const std::function<Status(const Reading&, const Question&)>& visit) const {
   for (const Reading& reading : readings_) {
-    for (size_t i = 0; i < std::min(kPrepareQuestions, reading.lesson.questions.size()); ++i) {
+    for (size_t i = 0; i < std::min(most, reading.lesson.questions.size()); ++i) {
       if (cancel != nullptr && cancel->load()) return fail(Code::kCancelled, "stopped before the second stage");
       LONGKV_TRY(visit(reading, reading.lesson.questions[i]));
     }
@@ -56,7 +59,7 @@ Result<std::vector<std::vector<int>>> Trainer::elimination_orders(const std::ato
         size_t(shape_.heads()), ChannelQuadratic{std::vector<double>(dim * dim), std::vector<double>(dim), 0.0});
     std::vector<float> mask;
     for (const std::vector<bool>& head : kept) mask.insert(mask.end(), head.begin(), head.end());
-    LONGKV_TRY(each_question(cancel, [&](const Reading& reading, const Question& question) {
+    LONGKV_TRY(each_question(cancel, kPrepareQuestions, [&](const Reading& reading, const Question& question) {
       return add_quadratics(reading, question, mask, quadratics);
     }));
     for (int64_t head = 0; head < shape_.heads(); ++head) {
@@ -98,10 +101,31 @@ Status Trainer::add_quadratics(const Reading& reading, const Question& question,
   return {};
 }
 
+// A moment averaged over positions up to the model's context. Shifting queries and keys alike changes no score, so all
+// of them are as true as those that were read; without, directions would fit the angles that RoPE gives to these
+// documents' length.
+void Trainer::spread_over_positions(int layer, std::vector<double>& moment) const {
+  constexpr int kShifts = 32;
+  constexpr double kGolden = 0.6180339887498949;  // steps that meet no frequency's period
+  const int64_t dim = shape_.dim_k;
+  const std::vector<float> start(moment.begin(), moment.end());
+  std::vector<float> moved, flipped(start.size());
+  std::fill(moment.begin(), moment.end(), 0.0);
+  for (int i = 0; i < kShifts; ++i) {
+    const double distance = std::floor(double(model_->config().context) * std::fmod(double(i) * kGolden, 1.0));
+    moved = start;
+    chunks_->move(layer, distance, moved.data(), dim);
+    transpose(moved.data(), dim, dim, dim, flipped.data(), dim);
+    chunks_->move(layer, distance, flipped.data(), dim);
+    for (size_t k = 0; k < moment.size(); ++k) moment[k] += double(flipped[k]) / kShifts;
+  }
+}
+
 Result<std::vector<Directions>> Trainer::find_directions(const std::atomic<bool>* cancel) {
   const ModelConfig& c = model_->config();
   std::vector<HeadMoments> moments(size_t(shape_.heads()));
-  LONGKV_TRY(each_question(cancel, [&](const Reading& reading, const Question& question) -> Status {
+  // Of all questions: those that curves are measured on are a few of them.
+  LONGKV_TRY(each_question(cancel, SIZE_MAX, [&](const Reading& reading, const Question& question) -> Status {
     const ChunkPrompt prompt = prompt_of(reading, question);
     LONGKV_TRY(chunks_->forward(prompt, question.ids, {}, teacher_));
     for (int layer = 0; layer < c.layers; ++layer) {
@@ -115,7 +139,11 @@ Result<std::vector<Directions>> Trainer::find_directions(const std::atomic<bool>
   }));
   std::vector<Directions> out(moments.size());
   pool_.run(shape_.heads(), [&](int64_t h, int) {
-    if (shape_.head_learns(h)) out[size_t(h)] = best_directions(moments[size_t(h)], shape_.dim_k);
+    if (!shape_.head_learns(h)) return;
+    HeadMoments& head = moments[size_t(h)];
+    spread_over_positions(int(h / shape_.kv_heads), head.queries);
+    spread_over_positions(int(h / shape_.kv_heads), head.keys);
+    out[size_t(h)] = best_directions(head, shape_.dim_k, kRidge);
   });
   return out;
 }
@@ -137,57 +165,58 @@ Result<Trainer::Curves> Trainer::measure_curves(const std::vector<std::vector<fl
   double score_rows = 0;
   std::vector<float> out, lse;
   for (int pass = 0; pass < 2; ++pass) {
-    LONGKV_TRY(each_question(cancel, [&](const Reading& reading, const Question& question) -> Status {
-      const ChunkPrompt prompt = prompt_of(reading, question);
-      LONGKV_TRY(chunks_->forward(prompt, question.ids, {}, teacher_));
-      const std::vector<int64_t> rows = answer_rows(question, teacher_.tokens);
-      if (pass == 0) score_rows += double(rows.size());
-      for (int layer = 0; layer < c.layers; ++layer) {
-        if (!chunks_->learns(layer)) continue;
-        const LayerTape& tape = teacher_.layers[size_t(layer)];
-        out.resize(tape.attended.size());
-        lse.resize(tape.lse.size());
-        const auto attention = [&](const OldMask& mask) {
-          return chunks_->attention_of(layer, prompt, mask, tape, teacher_.tokens);
-        };
-        if (pass == 0) {
-          OldMask without;
-          without.kind = OldRows::kGates;
-          const ChunkAttention a = attention(without);
-          attend_chunk(a, out.data(), lse.data(), pool_);
-          for (int64_t t : rows) {
-            for (int64_t g = 0; g < heads * a.group; ++g) {
-              const auto at = size_t(t * heads * a.group + g);
-              const double share = std::max(1e-6, 1.0 - std::exp(double(lse[at]) - tape.lse[at]));
-              score_sum[size_t(layer * heads + g / a.group)] +=
-                  (tape.lse[at] + std::log(share) - std::log(double(count_of(prompt.middle)))) / a.group;
+    LONGKV_TRY(
+        each_question(cancel, kPrepareQuestions, [&](const Reading& reading, const Question& question) -> Status {
+          const ChunkPrompt prompt = prompt_of(reading, question);
+          LONGKV_TRY(chunks_->forward(prompt, question.ids, {}, teacher_));
+          const std::vector<int64_t> rows = answer_rows(question, teacher_.tokens);
+          if (pass == 0) score_rows += double(rows.size());
+          for (int layer = 0; layer < c.layers; ++layer) {
+            if (!chunks_->learns(layer)) continue;
+            const LayerTape& tape = teacher_.layers[size_t(layer)];
+            out.resize(tape.attended.size());
+            lse.resize(tape.lse.size());
+            const auto attention = [&](const OldMask& mask) {
+              return chunks_->attention_of(layer, prompt, mask, tape, teacher_.tokens);
+            };
+            if (pass == 0) {
+              OldMask without;
+              without.kind = OldRows::kGates;
+              const ChunkAttention a = attention(without);
+              attend_chunk(a, out.data(), lse.data(), pool_);
+              for (int64_t t : rows) {
+                for (int64_t g = 0; g < heads * a.group; ++g) {
+                  const auto at = size_t(t * heads * a.group + g);
+                  const double share = std::max(1e-6, 1.0 - std::exp(double(lse[at]) - tape.lse[at]));
+                  score_sum[size_t(layer * heads + g / a.group)] +=
+                      (tape.lse[at] + std::log(share) - std::log(double(count_of(prompt.middle)))) / a.group;
+                }
+              }
+              continue;
+            }
+            for (size_t tried = 0; tried < losses.size(); ++tried) {
+              std::vector<OldHead> removed(size_t(shape_.heads()));
+              OldMask mask;
+              mask.kind = OldRows::kMixed;
+              mask.compensate = options_.compensate;
+              if (int64_t(tried) + 2 < levels) {
+                mask.values = mixes[tried + 1].data();
+              } else {
+                mask.values = mixes[0].data();  // not looked at
+                for (size_t h = 0; h < removed.size(); ++h) {
+                  removed[h] = {true, ways[tried + 2 - size_t(levels)], float(score_sum[h] / score_rows)};
+                }
+                mask.heads = removed;
+              }
+              const ChunkAttention a = attention(mask);
+              attend_chunk(a, out.data(), lse.data(), pool_);
+              add_output_losses(a, out.data(), tape.attended.data(), model_->weights().layers[size_t(layer)].o, rows,
+                                1.0 / (double(rows.size()) * double(c.dim) * mean_square(tape.mid)),
+                                losses[tried].data() + layer * heads, pool_);
             }
           }
-          continue;
-        }
-        for (size_t tried = 0; tried < losses.size(); ++tried) {
-          std::vector<OldHead> removed(size_t(shape_.heads()));
-          OldMask mask;
-          mask.kind = OldRows::kMixed;
-          mask.compensate = options_.compensate;
-          if (int64_t(tried) + 2 < levels) {
-            mask.values = mixes[tried + 1].data();
-          } else {
-            mask.values = mixes[0].data();  // not looked at
-            for (size_t h = 0; h < removed.size(); ++h) {
-              removed[h] = {true, ways[tried + 2 - size_t(levels)], float(score_sum[h] / score_rows)};
-            }
-            mask.heads = removed;
-          }
-          const ChunkAttention a = attention(mask);
-          attend_chunk(a, out.data(), lse.data(), pool_);
-          add_output_losses(a, out.data(), tape.attended.data(), model_->weights().layers[size_t(layer)].o, rows,
-                            1.0 / (double(rows.size()) * double(c.dim) * mean_square(tape.mid)),
-                            losses[tried].data() + layer * heads, pool_);
-        }
-      }
-      return {};
-    }));
+          return {};
+        }));
   }
   Curves curves(size_t(shape_.heads() * levels), 0.0);
   state_.heads.assign(size_t(shape_.heads()), {});

@@ -77,7 +77,7 @@ double lost(const std::vector<double>& qq, const std::vector<double>& kk, const 
 TEST(Directions, LoseLeastOfTheScores) {
   constexpr int64_t kDim = 16, kKept = 5;
   HeadMoments moments{random_moment(kDim, 1), random_moment(kDim, 2), 1, 1};
-  const Directions d = best_directions(moments, kDim);
+  const Directions d = best_directions(moments, kDim, 0.0);
   std::vector<float> mix(size_t(kDim * kDim));
   mix_of_directions(d.queries.data(), d.keys.data(), kDim, kDim, mix.data());
   for (int64_t i = 0; i < kDim * kDim; ++i) EXPECT_NEAR(mix[size_t(i)], i / kDim == i % kDim ? 1.0 : 0.0, 1e-3);
