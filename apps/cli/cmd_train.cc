@@ -31,7 +31,7 @@ struct TrainCommand {
   double streaming = 0.5;
   std::string shortest = "2K", longest = "8K", sink, window;
   std::vector<std::string> data;
-  std::string learned = "directions", loss = "divergence", allocation = "bytes", removed = "best";
+  std::string learned = "channels", loss = "hidden", allocation = "bytes", removed = "best";
   bool binary = false, without_mean = false, only_data = false;
 };
 
@@ -146,7 +146,6 @@ void add_kind(CLI::App& parent, int& exit_code, bool gates, const char* name, co
   if (gates) {
     t.lambda = 0.05;
     t.steps = 300;
-    o->loss = "hidden";
   }
   command->add_option("-o,--output", o->output, output)->required();
   command->add_option("--data", o->data, "Texts to learn from beside the generated ones");

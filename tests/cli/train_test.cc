@@ -55,7 +55,8 @@ TEST(CliTrain, GatesAsTableAndSidecar) {
   EXPECT_NE(drawn.out.find("mean gate"), std::string::npos);
   EXPECT_EQ(file_bytes(again), file_bytes(table));  // the same seed, the same gates
   const std::string over = temp_path("over.gguf");
-  ASSERT_TRUE(succeeds(longkv_program(train("leank", over, {"--gates", sidecar, "--refine-steps", "0"}))));
+  ASSERT_TRUE(succeeds(
+      longkv_program(train("leank", over, {"--gates", sidecar, "--learn", "directions", "--refine-steps", "0"}))));
   EXPECT_NE(longkv_program({"inspect", "-m", over}).out.find("numbers of a K row that old rows keep"),
             std::string::npos);
 }
@@ -81,20 +82,21 @@ TEST(CliTrain, SaysWhatCannotBeLearned) {
 
 TEST(CliTrain, ALossThatIsNoNumberKeepsTheLastGoodState) {
   const std::string mask = temp_path("nan.gguf"), checkpoint = mask + ".checkpoint";
-  EXPECT_TRUE(refuses(longkv_program(train("leank", mask, {"--refine-steps", "50", "--refine-rate", "1e30"})), 1,
-                      "not a number at step"));
+  EXPECT_TRUE(refuses(
+      longkv_program(train("leank", mask, {"--learn", "directions", "--refine-steps", "50", "--refine-rate", "1e30"})),
+      1, "not a number at step"));
   EXPECT_FALSE(std::filesystem::exists(mask));
   ASSERT_TRUE(std::filesystem::exists(checkpoint));
   // The state is one that learning can go on from: with other options it is named as another run's, not as damaged.
-  EXPECT_TRUE(
-      refuses(longkv_program(train("leank", mask, {"--refine-steps", "50"})), 2, "holds the state of another run"));
+  EXPECT_TRUE(refuses(longkv_program(train("leank", mask, {"--learn", "directions", "--refine-steps", "50"})), 2,
+                      "holds the state of another run"));
 }
 
 TEST(CliTrain, NoRoomForTheCheckpoint) {
   const std::string mask = temp_path("full.gguf");
   ProgramInput input;
   input.file_limit = 100 << 10;  // the mask fits, the state with its moments does not
-  const Outcome outcome = longkv_program(train("leank", mask, {"--refine-steps", "1"}), input);
+  const Outcome outcome = longkv_program(train("leank", mask, {"--learn", "directions", "--refine-steps", "1"}), input);
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_NE(outcome.err.find("could not be saved"), std::string::npos) << outcome.err;
   EXPECT_TRUE(std::filesystem::exists(mask));
@@ -102,13 +104,16 @@ TEST(CliTrain, NoRoomForTheCheckpoint) {
 
 TEST(CliTrain, AStoppedRunGoesOn) {
   const std::string whole = temp_path("whole.gguf"), mask = temp_path("stopped.gguf");
-  ASSERT_TRUE(succeeds(longkv_program(train("leank", whole, {"--refine-steps", "12"}))));
+  ASSERT_TRUE(succeeds(longkv_program(
+      train("leank", whole, {"--learn", "directions", "--loss", "divergence", "--refine-steps", "12"}))));
   ProgramInput input;
   input.signal_when = [](const Outcome& o) { return o.err.find("stage 2 step") != std::string::npos; };
-  const Outcome stopped = longkv_program(train("leank", mask, {"--refine-steps", "12", "-v"}), input);
+  const Outcome stopped = longkv_program(
+      train("leank", mask, {"--learn", "directions", "--loss", "divergence", "--refine-steps", "12", "-v"}), input);
   if (stopped.exit_code != 0) {
     ASSERT_TRUE(std::filesystem::exists(mask + ".checkpoint"));
-    ASSERT_TRUE(succeeds(longkv_program(train("leank", mask, {"--refine-steps", "12"}))));
+    ASSERT_TRUE(succeeds(longkv_program(
+        train("leank", mask, {"--learn", "directions", "--loss", "divergence", "--refine-steps", "12"}))));
   }
   EXPECT_EQ(file_bytes(mask), file_bytes(whole));
 }
