@@ -1,5 +1,6 @@
 // `longkv serve`: an HTTP server that OpenAI's clients can use, with a page.
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
@@ -107,7 +108,7 @@ Result<int64_t> slot_context(const Opened& opened, int slots, int64_t cache_ram)
   limits.ram_bytes = std::max<int64_t>(1, shared + std::max<int64_t>(0, ram - shared - cache_ram) / slots);
   LONGKV_ASSIGN(const KvPlan plan, plan_for(*opened.model, opened.recipe, opened.asked_context, opened.chunk,
                                             opened.pool->threads(), limits));
-  if (plan.context <= plan.largest_context) return plan.context;
+  if (plan.fits()) return plan.context;
   return fail(Code::kOutOfMemory,
               "{} slots of {} tokens do not fit into memory; {} tokens a slot would: use -c {} or fewer slots (-np)",
               slots, plan.context, plan.largest_context, plan.largest_context);
@@ -127,6 +128,20 @@ Status serve(ServeOptions o) {
   LONGKV_TRY(apply_global_options(o.global));
   LONGKV_ASSIGN(o.http.api_keys, read_keys(o));
   LONGKV_ASSIGN(const int64_t body, parse_size(o.max_body, "--max-body"));
+  if (body < 1024)
+    return fail(Code::kInvalidArgument, "--max-body {} leaves no room for a request; at least 1K", o.max_body);
+  // Ranges let NaN pass.
+  for (const auto& [option, value] :
+       {std::pair{"--prompt-share", o.prompt_share}, {"--timeout", o.timeout}, {"--sse-ping-interval", o.ping}}) {
+    if (std::isnan(value)) return fail(Code::kInvalidArgument, "{} must be a number", option);
+  }
+  if (o.sampling.seed < -1) return fail(Code::kInvalidArgument, "--seed {} must be -1 or more", o.sampling.seed);
+  for (const std::string& origin : o.http.origins) {
+    if (origin != "*" && origin.find("://") == std::string::npos) {
+      return fail(Code::kInvalidArgument, "--cors-origins '{}' is no origin; expected one as in http://localhost:3000",
+                  origin);
+    }
+  }
   server::ServiceOptions s;
   LONGKV_ASSIGN(s.recipes, allowed_recipes(o.allow_kv));
   LONGKV_ASSIGN(s.chat, chat_choice(o));

@@ -103,6 +103,10 @@ bool Listener::process_and_close_socket(socket_t socket) {
         for (const char* name : {"Content-Encoding", "Accept-Encoding", "Content-Type", "Range"})
           request.headers.erase(name);
         request.headers.emplace("Content-Type", "application/json");
+        // A request that names no length has no body; the library would wait for the client to leave.
+        if (!request.has_header("Content-Length") && !request.has_header("Transfer-Encoding")) {
+          request.headers.emplace("Content-Length", "0");
+        }
       });
       if (!good || connection.closes()) break;
     }

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -40,6 +41,31 @@ std::string host_name(const std::string& host) {
 
 bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "[::1]" || host == "::1" || host.starts_with("127.");
+}
+
+// What is wrong with the head of a request whose body has not been read: its end must be known, and small enough,
+// before anybody waits for it. (RFC 9112, sections 3.2 and 6.)
+std::optional<ApiError> framing_error(const Request& request, size_t body_bytes) {
+  const auto bad = [](const char* what) { return ApiError{400, "invalid_request_error", what}; };
+  const size_t lengths = request.get_header_value_count("Content-Length");
+  const size_t codings = request.get_header_value_count("Transfer-Encoding");
+  if (lengths > 1) return bad("Content-Length is given more than once");
+  if (lengths + codings > 1) return bad("the body must have one Content-Length or be chunked");
+  if (codings == 1 && request.get_header_value("Transfer-Encoding") != "chunked") {
+    return bad("Transfer-Encoding must be chunked");
+  }
+  if (lengths == 1) {
+    const std::string length = request.get_header_value("Content-Length");
+    if (length.empty() || length.find_first_not_of("0123456789") != std::string::npos) {
+      return bad("Content-Length must be a number of bytes");
+    }
+    if (length.size() > 18 || std::stoull(length) > body_bytes) {
+      return ApiError{413, "invalid_request_error", fmt::format("the body is larger than {} bytes", body_bytes)};
+    }
+  }
+  const size_t hosts = request.get_header_value_count("Host");
+  if (hosts > 1 || (hosts == 0 && request.version != "HTTP/1.0")) return bad("a request names its host once");
+  return std::nullopt;
 }
 
 }  // namespace
@@ -161,6 +187,10 @@ void HttpServer::Impl::allow_origin(const Request& request, Response& response) 
 
 // Pages of other sites must not use a server that listens for its own machine only, whatever name they found for it.
 bool HttpServer::Impl::may_enter(const Request& request, Response& response) const {
+  if (const auto error = framing_error(request, options.limits.body_bytes)) {
+    answer_error(response, *error);
+    return false;
+  }
   const std::string host = request.get_header_value("Host"), origin = request.get_header_value("Origin");
   if (is_loopback(options.host) && !host.empty() && !is_loopback(host_name(host))) {
     answer_error(response, {403, "permission_error", "the Host header names another machine than this one"});
@@ -178,7 +208,8 @@ bool HttpServer::Impl::may_enter(const Request& request, Response& response) con
   }
   if (options.api_keys.empty() || request.method == "OPTIONS") return true;
   const bool open = request.path == "/health" || request.path == "/v1/health" ||
-                    std::ranges::any_of(ui_files(), [&](const UiFile& f) { return request.path == f.path; });
+                    (request.path != "/openapi.yaml" &&
+                     std::ranges::any_of(ui_files(), [&](const UiFile& f) { return request.path == f.path; }));
   if (open) return true;
   std::string given = request.get_header_value("Authorization");
   given = given.starts_with("Bearer ") ? given.substr(7) : request.get_header_value("X-Api-Key");
@@ -202,8 +233,11 @@ Status HttpServer::bind() {
     impl_->port = o.port;
     return {};
   }
-  return fail(Code::kIo, "cannot listen on {} port {}: {}; choose another with --port", o.host, o.port,
-              errno != 0 ? std::strerror(errno) : "the address is not known here");
+  if (errno == EADDRINUSE || errno == EACCES) {
+    return fail(Code::kIo, "cannot listen on {} port {}: {}; choose another with --port", o.host, o.port,
+                std::strerror(errno));
+  }
+  return fail(Code::kIo, "cannot listen on {}: this machine has no such address; choose another with --host", o.host);
 }
 
 int HttpServer::port() const { return impl_->port; }

@@ -113,7 +113,7 @@ TEST(Duo, RefusesFilesOfOtherModels) {
   EXPECT_NE(message("b.tsv", "1 1 1\n1 1 1\n").find("3 gates, the model has 2"), std::string::npos);
   EXPECT_NE(message("c.tsv", "1 1\n1 nan\n").find("line 2: 'nan'"), std::string::npos);
   EXPECT_NE(message("d.tsv", "1 1\n1 0.5x\n").find("not a number"), std::string::npos);
-  EXPECT_NE(duo(s, "/nowhere/gates.tsv", "", pool).status().message().find("cannot be read"), std::string::npos);
+  EXPECT_NE(duo(s, "/nowhere/gates.tsv", "", pool).status().message().find("cannot read"), std::string::npos);
   EXPECT_NE(parse_recipe("duo").status().message().find("gates="), std::string::npos);
   EXPECT_NE(parse_recipe("duo:gates=x.tsv+quest").status().message().find("nearest legal"), std::string::npos);
 }

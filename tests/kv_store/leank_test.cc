@@ -250,8 +250,9 @@ TEST_F(Leank, DirectionsAndMeansOfWhatIsLost) {
             sum += std::exp(s);
             for (size_t c = 0; c < 64; ++c) out[c] += std::exp(s) * t.v[size_t((r * 2 + h) * 64) + c];
           }
+          // Rows of the session are rounded to f16: half a step of values up to 4, and scores likewise.
           for (size_t c = 0; c < 64; ++c) {
-            ASSERT_NEAR(outs[size_t(layer)][size_t(j) * 64 + c], out[c] / sum, 2e-4)
+            ASSERT_NEAR(outs[size_t(layer)][size_t(j) * 64 + c], out[c] / sum, 1e-3)
                 << "compensate " << compensate << ", removed " << int(removed) << ", layer " << layer << ", head " << j;
           }
         }

@@ -172,6 +172,32 @@ TEST(BadRequests, SizesAndSlowness) {
   EXPECT_EQ(server.get("/health").status, 200);
 }
 
+// Heads that leave open where the body ends are answered at once; nobody waits for the body.
+TEST(BadRequests, BodiesWithoutAClearEnd) {
+  TestServer server;
+  const std::string post = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n";
+  const std::pair<std::string, int> cases[] = {
+      {post + "Content-Length: 1000000000000\r\n", 413},
+      {post + "Content-Length: 99999999999999999999\r\n", 413},
+      {post + "Content-Length: -1\r\n", 400},
+      {post + "Content-Length: abc\r\n", 400},
+      {post + "Content-Length: +2\r\n", 400},
+      {post + "Content-Length: 2\r\nContent-Length: 3\r\n", 400},
+      {post + "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n", 400},
+      {post + "Transfer-Encoding: gzip\r\n", 400},
+      {post, 400},  // no body: no JSON
+      {"GET /health HTTP/1.1\r\n", 400},
+      {"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n", 400},
+      {"GET /health HTTP/1.0\r\n", 200},
+  };
+  for (const auto& [head, status] : cases) {
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_EQ(server.send(head + "Connection: close\r\n\r\n").status, status) << head;
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5)) << head;
+  }
+  EXPECT_EQ(server.get("/health").status, 200);
+}
+
 TEST(BadRequests, KeysOriginsAndHosts) {
   TestServer server([](ServiceOptions&, HttpOptions& h) {
     h.api_keys = {"secret-1", "secret-2"};
@@ -180,6 +206,7 @@ TEST(BadRequests, KeysOriginsAndHosts) {
   EXPECT_EQ(server.get("/health").status, 200);
   EXPECT_EQ(server.get("/").status, 200);
   expect_error(server.get("/v1/models"), 401, "");
+  expect_error(server.get("/openapi.yaml"), 401, "");
   for (const char* wrong : {"Authorization: Bearer secret-3\r\n", "Authorization: Bearer secret-11\r\n",
                             "Authorization: Bearer \r\n", "Authorization: Basic secret-1\r\n", "X-Api-Key: secret\r\n"})
     expect_error(server.get("/v1/models", wrong), 401, wrong);

@@ -274,10 +274,15 @@ TEST_F(SchedulerTest, WorkOnIdleSlotsOnly) {
                   .ok());
   EXPECT_EQ(held, 102);
   EXPECT_EQ(scheduler_->with_idle_slot(1, [](Slot&) { return Status(); }).code(), Code::kInvalidArgument);
-  auto busy = scheduler_->submit(request(300, 150));
-  wait_for_text(*busy);
-  EXPECT_EQ(scheduler_->with_idle_slot(0, [](Slot&) { return Status(); }).code(), Code::kInvalidArgument);
-  busy->cancel();
+  // An answer of the tiny model can be over before it is looked at: one of many is caught.
+  Code code = Code::kOk;
+  for (int i = 0; i < 100 && code == Code::kOk; ++i) {
+    auto busy = scheduler_->submit(request(300, 150));
+    wait_for_text(*busy);
+    code = scheduler_->with_idle_slot(0, [](Slot&) { return Status(); }).code();
+    busy->cancel();
+  }
+  EXPECT_EQ(code, Code::kInvalidArgument);
 }
 
 TEST_F(SchedulerTest, TheEndOfTheServerEndsEveryRequest) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "base/error.h"
 #include "base/float16.h"
@@ -119,6 +120,7 @@ Result<std::vector<float>> read_torch_floats(std::span<const uint8_t> file) {
 namespace {
 
 template <class T>
+requires std::is_arithmetic_v<T>
 void put(std::vector<uint8_t>& out, T value) {
   const auto* bytes = reinterpret_cast<const uint8_t*>(&value);
   out.insert(out.end(), bytes, bytes + sizeof(value));
