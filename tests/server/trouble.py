@@ -12,6 +12,7 @@
 3. A file system that is full, a port in use, a KV file of another model, a prompt over the context, a template without end.
 
 Prints OK. Python's standard library only; kinds of trouble come from a seeded generator, their timing from the machine."""
+import atexit
 import argparse
 import http.client
 import json
@@ -61,6 +62,7 @@ class Server:
             command += ["--allow-kv", kv]
         before = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) if limit else None
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, preexec_fn=before)
+        atexit.register(self.process.kill)  # a failed check leaves no server behind
         while True:
             if self.process.poll() is not None:
                 raise SystemExit(f"the server ended with {self.process.returncode}: {self.said()}")
