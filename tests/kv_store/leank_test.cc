@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/float16.h"
 #include "kv/attend.h"
 #include "kv/codec/codec.h"
 #include "kv/mask/torch_zip.h"
@@ -196,6 +197,9 @@ TEST_F(Leank, DirectionsAndMeansOfWhatIsLost) {
   ThreadPool pool(2);
   Tokens t(shape, 400, 4);
   for (float& x : t.k) x += 0.3f;  // keys whose mean is not zero
+  // Recent rows are f16 under every store, and old ones come from them: values that f16 holds leave no rounding.
+  for (float& x : t.k) x = to_float(to_f16(x));
+  for (float& x : t.v) x = to_float(to_f16(x));
   for (bool compensate : {false, true}) {
     for (RemovedAs removed : {RemovedAs::kMean, RemovedAs::kConstant, RemovedAs::kDrop}) {
       LeankMask mask = mixed_mask(removed);
@@ -250,9 +254,8 @@ TEST_F(Leank, DirectionsAndMeansOfWhatIsLost) {
             sum += std::exp(s);
             for (size_t c = 0; c < 64; ++c) out[c] += std::exp(s) * t.v[size_t((r * 2 + h) * 64) + c];
           }
-          // Rows of the session are rounded to f16: half a step of values up to 4, and scores likewise.
           for (size_t c = 0; c < 64; ++c) {
-            ASSERT_NEAR(outs[size_t(layer)][size_t(j) * 64 + c], out[c] / sum, 1e-3)
+            ASSERT_NEAR(outs[size_t(layer)][size_t(j) * 64 + c], out[c] / sum, 2e-4)
                 << "compensate " << compensate << ", removed " << int(removed) << ", layer " << layer << ", head " << j;
           }
         }
