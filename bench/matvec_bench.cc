@@ -13,6 +13,7 @@
 
 #include "base/cpu.h"
 #include "ops/matmul.h"
+#include "ops/packed_rows.h"
 #include "quant/block_formats.h"
 
 namespace longkv {
@@ -69,14 +70,21 @@ std::vector<uint8_t> weights(int64_t bytes) {
   return out;
 }
 
-void run(benchmark::State& state, TensorType type, Shape shape, IsaLevel level, int threads, int tokens, bool f32) {
+void run(benchmark::State& state, TensorType type, Shape shape, IsaLevel level, int threads, int tokens, bool f32,
+         bool packed) {
   if (!set_active_isa(level).ok()) return state.SkipWithError("level");
+  if (packed && !reads_packed(type)) return state.SkipWithError("level");
   ThreadPool pool(threads);
   const TensorTypeInfo& info = *tensor_type_info(type);
   Weight w{type, shape.rows, shape.cols, shape.cols / info.block_values * info.block_bytes, nullptr};
   const int64_t bytes = w.rows * w.row_bytes;
   const int64_t copies = std::max<int64_t>(1, kFootprint / bytes);
   const std::vector<uint8_t> data = weights(bytes * copies);
+  std::vector<uint8_t> rearranged(packed ? data.size() : 0);
+  for (int64_t c = 0; c < copies && packed; ++c) {
+    w.data = data.data() + c * bytes;
+    pack_rows(w, rearranged.data() + c * bytes, pool);
+  }
   std::vector<float> x(size_t(shape.cols * tokens)), y(size_t(shape.rows * tokens));
   std::mt19937 rng(1);
   std::normal_distribution<float> normal;
@@ -88,6 +96,7 @@ void run(benchmark::State& state, TensorType type, Shape shape, IsaLevel level, 
     for (int64_t c = 0; c < copies; ++c) {
       const auto start = Clock::now();
       w.data = data.data() + c * bytes;
+      if (packed) w.packed = rearranged.data() + c * bytes;
       if (f32) {
         matvec_f32(w, x.data(), tokens, y.data(), shape.rows, pool);
       } else {
@@ -121,12 +130,18 @@ void register_all() {
         if (s.cols % tensor_type_info(type)->block_values != 0) continue;
         for (int threads : {1, default_threads()}) {
           for (int tokens : {1, 4}) {
-            const std::string name =
-                fmt::format("matvec{}/{}/{}x{}/{}/threads:{}/tokens:{}", f32 ? "_f32" : "",
-                            tensor_type_info(type)->name, s.rows, s.cols, isa_name(level), threads, tokens);
-            benchmark::RegisterBenchmark(name.c_str(), run, type, s, level, threads, tokens, f32)
-                ->Unit(benchmark::kMillisecond)
-                ->UseRealTime();
+            for (bool packed : {false, true}) {
+              if (packed && (f32 || !reads_packed(type))) continue;
+              const std::string name =
+                  fmt::format("matvec{}/{}/{}x{}/{}/threads:{}/tokens:{}",
+                              f32      ? "_f32"
+                              : packed ? "_packed"
+                                       : "",
+                              tensor_type_info(type)->name, s.rows, s.cols, isa_name(level), threads, tokens);
+              benchmark::RegisterBenchmark(name.c_str(), run, type, s, level, threads, tokens, f32, packed)
+                  ->Unit(benchmark::kMillisecond)
+                  ->UseRealTime();
+            }
           }
         }
       }

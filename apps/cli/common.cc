@@ -66,6 +66,10 @@ void add_model_options(CLI::App& command, ModelOptions& o, bool with_recipe) {
       ->check(CLI::IsMember({"int8", "f32", "bf16"}))
       ->capture_default_str()
       ->group(kMore);
+  command
+      .add_flag("--no-repack", o.no_repack,
+                "Read weights as they lie in the file: less to do at the start, slower decode")
+      ->group(kMore);
   command.add_option("--prefill-order", o.prefill_order, "Prompt schedule: layer (major) or chunk (major)")
       ->check(CLI::IsMember({"layer", "chunk"}))
       ->capture_default_str()
@@ -239,7 +243,8 @@ Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
   }
   for (const std::string& note : opened.recipe.notes) LONGKV_TRY(notice(opened.recipe.name + ": " + note));
   opened.order = o.prefill_order == "chunk" ? PrefillOrder::kChunkMajor : PrefillOrder::kLayerMajor;
-  LONGKV_ASSIGN(opened.model, LoadedModel::load(o.model, rope_overrides(o)));
+  LONGKV_ASSIGN(const std::shared_ptr<LoadedModel> model, LoadedModel::load(o.model, rope_overrides(o)));
+  opened.model = model;
   if (threads == 0) threads = default_threads();
   opened.pool = std::make_unique<ThreadPool>(threads);
   if (opened.pool->threads() < threads) {
@@ -255,6 +260,11 @@ Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
     return fail(Code::kInvalidArgument, "this shows what the CPU needs; leave -ngl, --device and --kv-place out");
   }
   if (must_fit && !(opened.card && opened.card_kv)) LONGKV_TRY(check_plan(plan));
+  const bool decodes_here = !opened.card || !opened.card_decodes;
+  if (must_fit && decodes_here && opened.products == ProductType::kInt8 && !o.no_repack) {
+    LONGKV_TRY(model->pack_weights(*opened.pool));
+    if (model->packed_bytes() > 0) log_verbose("{} MiB of weights packed for decode", model->packed_bytes() >> 20);
+  }
   const int dense = opened.recipe.select.dense_layers, layers = int(opened.model->config().layers);
   if (!opened.recipe.select.all && dense >= layers) {
     LONGKV_TRY(

@@ -36,6 +36,7 @@ struct ModelOptions {
   std::string device;         // "none", "cuda0", ...; empty: the first card
   std::string kv_place;       // "gpu", "cpu" or "hybrid"; empty: where the weights are
   std::string vram;           // bytes of a card that may be used; empty: what is free
+  bool no_repack = false;     // weights are read as they lie in the file
   bool can_use_card = false;  // set by commands whose work a card can do
   bool card_reads = false;    // ... of which a card only reads prompts
 };

@@ -28,7 +28,8 @@ Result<KvPlan> plan_for(const LoadedModel& model, const Recipe& recipe, int64_t 
       kProgramBytes + c.vocab * (kTokenizerBytes + int64_t(sizeof(float))) +
       Graph::scratch_bytes(c, SparsePrefill::chunk_tokens(recipe.prefill, chunk, context > 0 ? context : c.context));
   PlanMachine machine;
-  machine.ram_bytes = limits.ram_bytes > 0 ? limits.ram_bytes : available_ram_bytes();
+  // Packed weights are in memory already, and counted as weights.
+  machine.ram_bytes = limits.ram_bytes > 0 ? limits.ram_bytes : available_ram_bytes() + int64_t(model.packed_bytes());
   machine.bandwidth = limits.bandwidth;
   machine.threads = threads;
   return make_plan(m, recipe, machine, context);

@@ -23,6 +23,7 @@ struct EngineOptions {
   int64_t context = 0;            // tokens the sequence may reach; 0: what the model was trained for
   int64_t chunk = 512;            // prompt tokens that pass a layer together
   std::string products = "int8";  // "int8", "f32" or "bf16": how weights meet activations
+  bool repack = true;             // keep weights in the form that decodes fastest: same bits, a slower start
 };
 
 // llama.cpp's names and defaults; temperature 0 is greedy.

@@ -60,4 +60,11 @@ MappedFile::~MappedFile() {
   if (fd_ >= 0) ::close(fd_);
 }
 
+void release_file_pages(const uint8_t* data, uint64_t bytes) {
+  const auto page = uint64_t(::sysconf(_SC_PAGESIZE));
+  const auto begin = (reinterpret_cast<uint64_t>(data) + page - 1) / page * page;
+  const auto end = (reinterpret_cast<uint64_t>(data) + bytes) / page * page;
+  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
 }  // namespace longkv

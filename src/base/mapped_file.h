@@ -38,4 +38,7 @@ class MappedFile {
   std::string path_;
 };
 
+// Gives the memory of whole pages inside [data, data + bytes) of a mapped file back; a later read brings them again.
+void release_file_pages(const uint8_t* data, uint64_t bytes);
+
 }  // namespace longkv

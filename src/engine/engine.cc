@@ -38,9 +38,11 @@ Result<Engine> Engine::open(const EngineOptions& o) {
     return fail(Code::kInvalidArgument, "products '{}' are not known; known are int8, f32, bf16", o.products);
   }
   auto impl = std::make_unique<Impl>();
-  LONGKV_ASSIGN(impl->model, LoadedModel::load(o.model_path));
+  LONGKV_ASSIGN(const std::shared_ptr<LoadedModel> model, LoadedModel::load(o.model_path));
+  impl->model = model;
   LONGKV_ASSIGN(impl->tokenizer, Tokenizer::from_metadata(impl->model->file().metadata()));
   impl->pool = std::make_unique<ThreadPool>(o.threads > 0 ? o.threads : default_threads());
+  if (s.products == ProductType::kInt8 && o.repack) LONGKV_TRY(model->pack_weights(*impl->pool));
   s.context = o.context > 0 ? o.context : impl->model->config().context;
   s.chunk = o.chunk;
   LONGKV_ASSIGN(impl->session, Session::create(impl->model, s, *impl->pool));

@@ -3,11 +3,15 @@
 #include <cmath>
 #include <utility>
 
+#include "base/checked.h"
 #include "base/inputs.h"
+#include "base/log.h"
+#include "kv/plan.h"
+#include "ops/packed_rows.h"
 
 namespace longkv {
 
-Result<std::shared_ptr<const LoadedModel>> LoadedModel::load(const std::string& path, const RopeOverrides& overrides) {
+Result<std::shared_ptr<LoadedModel>> LoadedModel::load(const std::string& path, const RopeOverrides& overrides) {
   auto model = std::make_shared<LoadedModel>();
   LONGKV_ASSIGN(model->file_, GgufFile::open(path));
   note_input(path);
@@ -17,7 +21,38 @@ Result<std::shared_ptr<const LoadedModel>> LoadedModel::load(const std::string& 
   auto weights = bind_weights(model->file_, model->config_);
   if (!weights.ok()) return weights.status().with_context(path);
   model->weights_ = std::move(weights).value();
-  return std::shared_ptr<const LoadedModel>(std::move(model));
+  return model;
+}
+
+Status LoadedModel::pack_weights(ThreadPool& pool) {
+  constexpr uint64_t kAlign = 64;
+  const auto padded = [](const Weight& w) { return ceil_div(uint64_t(longkv::packed_bytes(w)), kAlign) * kAlign; };
+  std::vector<Weight*> chosen;
+  uint64_t bytes = 0;
+  for (Weight* w : weights_.products()) {
+    if (w->packed != nullptr || !reads_packed(w->type)) continue;
+    chosen.push_back(w);
+    bytes += padded(*w);
+  }
+  if (chosen.empty()) return {};
+  if (const int64_t available = available_ram_bytes(); available > 0 && bytes > uint64_t(available)) {
+    return notice(fmt::format(
+        "weights stay in the file's layout, which decodes more slowly: packing takes {} MiB, {} are available",
+        bytes >> 20, available >> 20));
+  }
+  auto memory = VirtualArray::reserve(bytes);
+  if (!memory.ok())
+    return notice("weights stay in the file's layout, which decodes more slowly: " + memory.status().message());
+  packed_ = std::move(memory).value();
+  packed_.advise_huge(bytes);
+  uint8_t* out = packed_.data();
+  for (Weight* w : chosen) {
+    pack_rows(*w, out, pool);
+    release_file_pages(w->data, uint64_t(w->rows) * uint64_t(w->row_bytes));
+    w->packed = out;
+    out += padded(*w);
+  }
+  return {};
 }
 
 RopeConfig LoadedModel::rope_for(int64_t context) const {

@@ -138,6 +138,13 @@ uint64_t ModelWeights::bytes_per_token() const {
   return total;
 }
 
+std::vector<Weight*> ModelWeights::products() {
+  std::vector<Weight*> all;
+  for (LayerWeights& l : layers) all.insert(all.end(), {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down});
+  all.push_back(&output);
+  return all;
+}
+
 Result<ModelWeights> bind_weights(const GgufFile& file, ModelConfig& c) {
   Binder b(file);
   ModelWeights w;

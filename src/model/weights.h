@@ -40,6 +40,8 @@ struct ModelWeights {
 
   // Bytes that one decoded token reads: every matrix once, of the embedding only a row unless it is the output too.
   uint64_t bytes_per_token() const;
+  // The matrices that a decoded token meets.
+  std::vector<Weight*> products();
 };
 
 // Finds every tensor, checks its shape against the configuration, and fills config.vocab. A tensor that nothing uses is

@@ -134,7 +134,7 @@ void multiply_amx(const Int8Tile& a) {
 }  // namespace
 
 const Int8Level& int8_level_amx() {
-  static constexpr Int8Level level{"amx", false, nullptr, decode_any<ByteInterleave>, multiply_amx};
+  static constexpr Int8Level level{"amx", false, nullptr, decode_x86<ByteInterleave>, multiply_amx};
   return level;
 }
 

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include "ops/matmul_decode-inl.h"
+#include "ops/packed_x86.h"
 
 namespace longkv {
 namespace {
@@ -55,6 +56,53 @@ struct ByteInterleave {
 
 // The unsigned level that stands for 0 in what ByteInterleave writes.
 inline int byte_zero(const PanelType& type) { return type.form == PanelForm::kByte ? 128 : type.zero; }
+
+// Packed rows hold eight rows side by side as panels do, so that decoding them is splitting their nibbles.
+template <TensorType type, class T>
+void decode_packed(const Weight& w, int64_t row, int valid, int64_t col, int64_t columns, const Panel& panel) {
+  constexpr bool kOffset = Decoder<type>::kType.offset_group != 0;
+  static_assert(Decoder<type>::kType.form == PanelForm::kGroup32);
+  for (int half = 0; half < kTileRows / kPackedRows; ++half) {
+    const int64_t first = row + half * kPackedRows;
+    const uint8_t* p = w.packed + first * w.row_bytes + col / kSmallBlock * T::kBytes;
+    uint8_t* levels = panel.levels + half * 32;
+    float* scale = panel.scale + half * kPackedRows;
+    float* offset = kOffset ? panel.offset + half * kPackedRows : nullptr;
+    const bool there = half * kPackedRows < valid;
+    for (int64_t b = 0; b < columns / kSmallBlock; ++b) {
+      const auto vector = [&]<int j>() {
+        const PackedPair pair =
+            there ? packed_levels<T, j>(p) : PackedPair{_mm256_setzero_si256(), _mm256_setzero_si256()};
+        store(levels + j * 64, pair.low);
+        store(levels + (j + 4) * 64, pair.high);
+      };
+      [&]<int... j>(std::integer_sequence<int, j...>) { (vector.template operator()<j>(), ...); }
+      (std::make_integer_sequence<int, 4>());
+      const __m256 d = there ? packed_halves(p) : _mm256_setzero_ps();
+      _mm256_storeu_ps(scale, d);
+      if constexpr (kOffset) {
+        const __m256 m = there ? packed_halves(p + 16) : _mm256_setzero_ps();
+        _mm256_storeu_ps(offset, _mm256_fmadd_ps(_mm256_set1_ps(float(Decoder<type>::kType.zero)), d, m));
+        offset += kTileRows;
+      }
+      p += T::kBytes;
+      levels += 32 * kTileRows;
+      scale += kTileRows;
+    }
+  }
+}
+
+template <class Interleave>
+void decode_x86(const Weight& w, int64_t row, int valid, int64_t col, int64_t columns, const Panel& panel) {
+  if (w.packed == nullptr) return decode_any<Interleave>(w, row, valid, col, columns, panel);
+  switch (w.type) {
+    case TensorType::kQ4_0: return decode_packed<TensorType::kQ4_0, PackedQ4_0>(w, row, valid, col, columns, panel);
+    case TensorType::kQ4_1: return decode_packed<TensorType::kQ4_1, PackedQ4_1>(w, row, valid, col, columns, panel);
+    case TensorType::kQ5_0: return decode_packed<TensorType::kQ5_0, PackedQ5_0>(w, row, valid, col, columns, panel);
+    case TensorType::kQ5_1: return decode_packed<TensorType::kQ5_1, PackedQ5_1>(w, row, valid, col, columns, panel);
+    default: return decode_any<Interleave>(w, row, valid, col, columns, panel);
+  }
+}
 
 }  // namespace
 }  // namespace longkv

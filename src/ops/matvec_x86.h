@@ -1,15 +1,44 @@
 // Choice of kernel by weight type and number of tokens, shared by the x86 levels. Included by one file per level.
 #pragma once
 
+#include <type_traits>
+
+#include "ops/matvec_x86_packed.h"
 #include "ops/matvec_x86_small.h"
 #include "ops/matvec_x86_super.h"
 
 namespace longkv {
 namespace {
 
+// The packed form of a weight type; void: it has none.
+template <class T>
+struct PackedForm {
+  using Type = void;
+};
+template <>
+struct PackedForm<Q4_0> {
+  using Type = PackedQ4_0;
+};
+template <>
+struct PackedForm<Q4_1> {
+  using Type = PackedQ4_1;
+};
+template <>
+struct PackedForm<Q5_0> {
+  using Type = PackedQ5_0;
+};
+template <>
+struct PackedForm<Q5_1> {
+  using Type = PackedQ5_1;
+};
+
 template <class T, int kTokens>
 inline void some_tokens(const Weight& w, const QuantizedRows& x, int64_t token, int64_t begin, int64_t end, float* y,
                         int64_t y_stride) {
+  if constexpr (!std::is_void_v<typename PackedForm<T>::Type>) {
+    if (w.packed != nullptr)
+      return packed_rows<typename PackedForm<T>::Type, kTokens>(w, x, token, begin, end, y, y_stride);
+  }
   if constexpr (sizeof(typename T::Block) > 34) {
     super_rows<T, kTokens>(w, x, token, begin, end, y, y_stride);
   } else {

@@ -14,6 +14,7 @@ struct Weight {
   int64_t cols = 0;
   int64_t row_bytes = 0;
   const uint8_t* data = nullptr;
+  const uint8_t* packed = nullptr;  // the same rows in the form of ops/packed_rows.h; nullptr: there is none
 
   const uint8_t* row(int64_t r) const { return data + r * row_bytes; }
   explicit operator bool() const { return data != nullptr; }

@@ -12,6 +12,7 @@
 #include "base/float16.h"
 #include "base/log.h"
 #include "ops/matmul_f32.h"
+#include "ops/packed_rows.h"
 #include "quant/block_formats.h"
 #include "quant/tensor_type.h"
 
@@ -217,6 +218,16 @@ std::vector<float> product_int8(const Matrix& m, const QuantizedRows& x, int64_t
   std::vector<float> y(size_t(x.tokens * y_stride), std::numeric_limits<float>::quiet_NaN());
   ThreadPool pool(threads);
   matmul_int8(m.weight, x, y.data(), y_stride, pool);
+  if (reads_packed(m.weight.type)) {
+    std::vector<uint8_t> bytes(static_cast<size_t>(packed_bytes(m.weight)));
+    pack_rows(m.weight, bytes.data(), pool);
+    Weight packed = m.weight;
+    packed.packed = bytes.data();
+    std::vector<float> same(y.size(), std::numeric_limits<float>::quiet_NaN());
+    matmul_int8(packed, x, same.data(), y_stride, pool);
+    EXPECT_EQ(std::memcmp(same.data(), y.data(), y.size() * sizeof(float)), 0)
+        << tensor_type_info(m.weight.type)->name << " packed, " << m.weight.rows << " rows, " << isa_name(active_isa());
+  }
   return y;
 }
 

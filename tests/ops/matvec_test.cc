@@ -10,6 +10,7 @@
 
 #include "base/cpu.h"
 #include "ops/matmul.h"
+#include "ops/packed_rows.h"
 #include "quant/block_formats.h"
 
 namespace longkv {
@@ -56,9 +57,19 @@ class Matrix {
       }
     }
     weight_.data = bytes_.data();
+    if (!reads_packed(type)) return;
+    packed_.resize(size_t(packed_bytes(weight_)));
+    ThreadPool pool(2);
+    pack_rows(weight_, packed_.data(), pool);
   }
 
   const Weight& weight() const { return weight_; }
+  // The same with its packed form, for levels that read one.
+  Weight packed() const {
+    Weight w = weight_;
+    w.packed = packed_.empty() ? nullptr : packed_.data();
+    return w;
+  }
 
   std::vector<float> decoded_row(int64_t r) const {
     std::vector<float> out(size_t(weight_.cols));
@@ -84,7 +95,7 @@ class Matrix {
   }
 
   Weight weight_;
-  std::vector<uint8_t> bytes_;
+  std::vector<uint8_t> bytes_, packed_;
 };
 
 std::vector<float> random_rows(int64_t n, uint32_t seed) {
@@ -120,6 +131,12 @@ class Matvec : public ::testing::Test {
     std::vector<float> y(size_t(x.tokens * stride), 777.0f);
     ThreadPool pool(2);
     matvec_int8(w, x, y.data(), stride, pool);
+    if (const Weight packed = m.packed(); packed.packed != nullptr) {
+      std::vector<float> same(y.size(), 777.0f);
+      matvec_int8(packed, x, same.data(), stride, pool);
+      ASSERT_EQ(std::memcmp(same.data(), y.data(), y.size() * sizeof(float)), 0)
+          << what << " packed " << w.rows << "x" << w.cols << "x" << x.tokens;
+    }
     for (int64_t r = 0; r < w.rows; ++r) {
       const std::vector<float> row = m.decoded_row(r);
       const double bound = term_bound(row);
