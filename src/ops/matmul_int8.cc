@@ -92,7 +92,6 @@ struct FineTerms {
 void add_fine_terms(const Int8Level& level, const PanelType& type, const Panel& panel, const FineTerms& fine,
                     int64_t first, int64_t last, int64_t token0, float* sums, int64_t stride) {
   const QuantizedRows& x = *fine.x;
-  alignas(64) float buffer[kTokenBlock * kTileRows];
   Int8Tile tile{};
   tile.type = &type;
   tile.panel = panel;
@@ -108,14 +107,12 @@ void add_fine_terms(const Int8Level& level, const PanelType& type, const Panel& 
   tile.x_zero_stride = fine.zero_stride;
   tile.x_sum16 = x.fine_sum16.data() + 2 * first;
   tile.x_sum16_stride = 2;
-  tile.y = buffer;
-  tile.y_stride = kTileRows;
+  tile.y = sums;
+  tile.y_stride = stride;
+  tile.y_rows = x.fine_token.data() + first;  // a token has one second term a group, so no row comes twice
+  tile.first_row = token0;
+  tile.accumulate = true;
   level.multiply(tile);
-  for (int64_t e = first; e < last; ++e) {
-    float* out = sums + (x.fine_token[size_t(e)] - token0) * stride;
-    const float* in = buffer + (e - first) * kTileRows;
-    for (int r = 0; r < kTileRows; ++r) out[r] += in[r];
-  }
 }
 
 }  // namespace

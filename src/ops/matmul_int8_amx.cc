@@ -73,7 +73,7 @@ void add_scaled(const Int8Tile& a, int64_t t0, int tokens, int64_t g, int count,
   const __m512i zero = _mm512_set1_epi32(byte_zero(*a.type));
   const int offsets = a.type->offset_group == 0 ? 0 : 32 / a.type->offset_group;
   for (int t = 0; t < tokens; ++t) {
-    float* y = a.y + (t0 + t) * a.y_stride;
+    float* y = a.row(t0 + t);
     const int16_t* sum16 = a.x_sum16 + (t0 + t) * a.x_sum16_stride;
     __m512 acc = accumulate ? _mm512_loadu_ps(y) : _mm512_setzero_ps();
     for (int i = 0; i < count; ++i) {

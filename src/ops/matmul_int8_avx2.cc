@@ -122,7 +122,7 @@ void multiply_tokens(const Int8Tile& tile, int64_t t0) {
   // fp32 sums live in memory: registers are needed for the integer ones, and these are touched once per group.
   alignas(32) float acc[T][kTileRows];
   for (int t = 0; t < T; ++t) {
-    const float* y = a.y + (t0 + t) * a.y_stride;
+    const float* y = a.row(t0 + t);
     for (int v = 0; v < 2; ++v) {
       _mm256_store_ps(acc[t] + 8 * v, a.accumulate ? _mm256_loadu_ps(y + 8 * v) : _mm256_setzero_ps());
     }
@@ -152,7 +152,7 @@ void multiply_tokens(const Int8Tile& tile, int64_t t0) {
     }
   }
   for (int t = 0; t < T; ++t) {
-    float* y = a.y + (t0 + t) * a.y_stride;
+    float* y = a.row(t0 + t);
     for (int v = 0; v < 2; ++v) _mm256_storeu_ps(y + 8 * v, _mm256_load_ps(acc[t] + 8 * v));
   }
 }

@@ -31,7 +31,7 @@ void multiply_tokens(const Int8Tile& tile, int64_t t0) {
   const int zero = byte_zero(*a.type);
   alignas(64) float acc[T][kTileRows];
   for (int t = 0; t < T; ++t) {
-    const float* y = a.y + (t0 + t) * a.y_stride;
+    const float* y = a.row(t0 + t);
     _mm512_store_ps(acc[t], a.accumulate ? _mm512_loadu_ps(y) : _mm512_setzero_ps());
   }
   for (int64_t g = 0; g < a.groups; ++g) {
@@ -69,7 +69,7 @@ void multiply_tokens(const Int8Tile& tile, int64_t t0) {
       _mm512_store_ps(acc[t], sum);
     }
   }
-  for (int t = 0; t < T; ++t) _mm512_storeu_ps(a.y + (t0 + t) * a.y_stride, _mm512_load_ps(acc[t]));
+  for (int t = 0; t < T; ++t) _mm512_storeu_ps(a.row(t0 + t), _mm512_load_ps(acc[t]));
 }
 
 template <bool pairs, int offsets>

@@ -32,7 +32,7 @@ void multiply_base(const Int8Tile& a) {
   const int offsets = a.type->offset_group == 0 ? 0 : 32 / a.type->offset_group;
   for (int64_t t = 0; t < a.tokens; ++t) {
     float acc[kTileRows];
-    for (int r = 0; r < kTileRows; ++r) acc[r] = a.accumulate ? a.y[t * a.y_stride + r] : 0.0f;
+    for (int r = 0; r < kTileRows; ++r) acc[r] = a.accumulate ? a.row(t)[r] : 0.0f;
     for (int64_t g = 0; g < a.groups; ++g) {
       const int8_t* w = levels + g * 32 * kTileRows;
       const int8_t* q = a.q + t * a.q_stride + 32 * g;
@@ -57,7 +57,7 @@ void multiply_base(const Int8Tile& a) {
         for (int r = 0; r < kTileRows; ++r) acc[r] += x_sum * a.panel.offset[(g * offsets + o) * kTileRows + r];
       }
     }
-    for (int r = 0; r < kTileRows; ++r) a.y[t * a.y_stride + r] = acc[r];
+    for (int r = 0; r < kTileRows; ++r) a.row(t)[r] = acc[r];
   }
 }
 

@@ -52,7 +52,7 @@ void multiply_tokens(const Int8Tile& tile, int64_t t0) {
   const int8_t* levels = reinterpret_cast<const int8_t*>(a.panel.levels);
   float acc[T][kTileRows];
   for (int t = 0; t < T; ++t) {
-    const float* y = a.y + (t0 + t) * a.y_stride;
+    const float* y = a.row(t0 + t);
     for (int r = 0; r < kTileRows; ++r) acc[t][r] = a.accumulate ? y[r] : 0.0f;
   }
   for (int64_t g = 0; g < a.groups; ++g) {
@@ -85,7 +85,7 @@ void multiply_tokens(const Int8Tile& tile, int64_t t0) {
     }
   }
   for (int t = 0; t < T; ++t) {
-    for (int v = 0; v < kVectors; ++v) vst1q_f32(a.y + (t0 + t) * a.y_stride + 4 * v, vld1q_f32(acc[t] + 4 * v));
+    for (int v = 0; v < kVectors; ++v) vst1q_f32(a.row(t0 + t) + 4 * v, vld1q_f32(acc[t] + 4 * v));
   }
 }
 

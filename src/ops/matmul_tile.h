@@ -60,9 +60,13 @@ struct Int8Tile {
   int64_t x_zero_stride;
   const int16_t* x_sum16;  // [tokens][columns / 16]: sum(q)
   int64_t x_sum16_stride;
-  float* y;  // [tokens][16]
+  float* y;  // [rows][16]
   int64_t y_stride;
+  const int32_t* y_rows;  // row of y that belongs to each token, plus `first_row`; nullptr: token t has row t
+  int64_t first_row;
   bool accumulate;  // add to y instead of setting it
+
+  float* row(int64_t t) const { return y + (y_rows == nullptr ? t : y_rows[t] - first_row) * y_stride; }
 };
 
 struct Int8Level {
