@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Tables of several lengths side by side from summary.csv files of `longkv eval`, as Markdown.
+"""Tables of `longkv eval` as Markdown, one a length, from the summary.csv of one or several folders.
 
-    eval/results_table.py DIR... [--detail]
+    eval/results_table.py DIR... [--by length|task]
 
-A row a recipe, a column a length and task: percent right with the 95% interval, a star where the sign test against full
-attention on the same prompts gives p < 0.05, the number of prompts below. --detail: divergence, mass, rows and bytes of each length
-instead. Standard library only."""
+A row a recipe. A cell of a task: percent right, 95% interval, number of prompts in brackets; a star where the sign test against full attention
+on the same prompts gives p < 0.05. Behind them the means over the tasks of that row: divergence, mass, rows, bytes read a token and
+bytes held. --by task: scores of all lengths side by side, without these. Standard library only."""
 import argparse
 import csv
 import os
@@ -15,52 +15,64 @@ def length_name(n):
     return f"{n // 1024}K" if n % 1024 == 0 else str(n)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("dirs", nargs="+")
-    parser.add_argument("--detail", action="store_true")
-    o = parser.parse_args()
-    rows, order, cells = {}, [], []
-    for path in o.dirs:
+def score(r):
+    star = "*" if float(r["sign_test_p"]) < 0.05 else ""
+    return (f"{100 * float(r['score']):.0f}{star} [{100 * float(r['score_low']):.0f}, {100 * float(r['score_high']):.0f}] "
+            f"({r['n']})")
+
+
+def read(dirs):
+    """Rows by (label, length, task), labels in the order in which they first come."""
+    rows, labels = {}, []
+    for path in dirs:
         for r in csv.DictReader(open(os.path.join(path, "summary.csv"))):
             if int(r["n"]) == 0 or r["metric"] == "nll":
                 continue
-            cell = (int(r["length"]), r["task"])
-            if cell not in cells:
-                cells.append(cell)
-            if r["kv_label"] not in order:
-                order.append(r["kv_label"])
-            rows[(r["kv_label"], cell)] = r
-    cells.sort(key=lambda c: c[0])
-    if o.detail:
-        lengths = sorted({c[0] for c in cells})
-        print("| recipe | " + " | ".join(f"{length_name(n)}: KL; mass; rows; read KiB; held MiB" for n in lengths) + " |")
-        print("| --- |" + " --- |" * len(lengths))
-        for label in order:
-            line = []
-            for n in lengths:
-                found = [rows[(label, c)] for c in cells if c[0] == n and (label, c) in rows]
-                if not found:
-                    line.append("")
-                    continue
-                mean = lambda key: sum(float(r[key]) for r in found) / len(found)
-                line.append(f"{mean('kl_mean'):.3f}; {mean('captured_mass'):.2f}; {mean('rows_attended'):.0f}; "
-                            f"{mean('bytes_per_token') / 1024:.0f}; {(mean('kept_bytes') + mean('index_bytes')) / 2**20:.1f}")
-            print(f"| {label} | " + " | ".join(line) + " |")
-        return
-    print("| recipe | " + " | ".join(f"{length_name(n)} {task}" for n, task in cells) + " |")
+            if r["kv_label"] not in labels:
+                labels.append(r["kv_label"])
+            rows[(r["kv_label"], int(r["length"]), r["task"])] = r
+    return rows, labels
+
+
+def shown(label):
+    return label.replace("models/", "")
+
+
+def by_length(rows, labels, tasks, length):
+    print(f"\n| {length_name(length)} | " + " | ".join(tasks) + " | KL | mass | rows | read KiB | held MiB |")
+    print("| --- |" + " --- |" * (len(tasks) + 5))
+    for label in labels:
+        found = {t: rows[(label, length, t)] for t in tasks if (label, length, t) in rows}
+        if not found:
+            continue
+        mean = lambda *keys: sum(sum(float(r[k]) for k in keys) for r in found.values()) / len(found)
+        print(f"| {shown(label)} | " + " | ".join(score(found[t]) if t in found else "" for t in tasks) +
+              f" | {mean('kl_mean'):.3f} | {mean('captured_mass'):.2f} | {mean('rows_attended'):.0f} | "
+              f"{mean('bytes_per_token') / 1024:.0f} | {mean('kept_bytes', 'index_bytes') / 2**20:.1f} |")
+
+
+def by_task(rows, labels, tasks, lengths):
+    cells = [(n, t) for n in lengths for t in tasks if any((label, n, t) in rows for label in labels)]
+    print("| recipe | " + " | ".join(f"{length_name(n)} {t}" for n, t in cells) + " |")
     print("| --- |" + " --- |" * len(cells))
-    for label in order:
-        line = []
-        for cell in cells:
-            r = rows.get((label, cell))
-            if r is None:
-                line.append("")
-                continue
-            star = "*" if float(r["sign_test_p"]) < 0.05 else ""
-            line.append(f"{100 * float(r['score']):.0f}{star} [{100 * float(r['score_low']):.0f}, "
-                        f"{100 * float(r['score_high']):.0f}] {r['n']}")
-        print(f"| {label} | " + " | ".join(line) + " |")
+    for label in labels:
+        line = [score(rows[(label, n, t)]) if (label, n, t) in rows else "" for n, t in cells]
+        print(f"| {shown(label)} | " + " | ".join(line) + " |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("dirs", nargs="+")
+    parser.add_argument("--by", choices=["length", "task"], default="length")
+    o = parser.parse_args()
+    rows, labels = read(o.dirs)
+    lengths = sorted({key[1] for key in rows})
+    tasks = sorted({key[2] for key in rows})
+    if o.by == "task":
+        by_task(rows, labels, tasks, lengths)
+        return
+    for length in lengths:
+        by_length(rows, labels, tasks, length)
 
 
 if __name__ == "__main__":

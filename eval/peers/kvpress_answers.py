@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""NVIDIA's kvpress on the very prompts of `longkv eval`, on the CPU in fp32, scored by the same rules.
+r"""NVIDIA's kvpress on the very prompts of `longkv eval`, on the CPU in fp32, scored by the same rules.
 
     longkv eval -m MODEL.gguf --tasks ... --lengths 2K --samples 8 --prompts prompts.jsonl
-    longkv eval -m MODEL.gguf --tasks ... --lengths 2K --samples 8 -o DIR --kv "snapkv:budget=512,..."
+    longkv eval -m MODEL.gguf --tasks ... --lengths 2K --samples 8 -o DIR --kv "$(eval/peers/kvpress_answers.py --recipes \
+        --press snapkv,knorm --budget 512)"
     eval/peers/kvpress_answers.py -m MODEL.gguf --prompts prompts.jsonl --results DIR --press snapkv,knorm --budget 512
 
 Both read the document, compress it, and then decode question and answer. kvpress keeps a share of the document's rows:
@@ -17,23 +18,34 @@ import re
 import sys
 from collections import defaultdict
 
-import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+
+# longkv's recipes with the parameters of the presses, of which a share of the document's rows stays.
+RECIPES = {
+    "full": "full",
+    "streaming": "streaming:budget={}",
+    "snapkv": "snapkv:budget={},window=64,kernel=5,pool=avg",
+    "pyramidkv": "pyramidkv:budget={},window=64,kernel=5,pool=avg,window_inside=true",
+    "tova": "tova:budget={},sink=0",
+    "knorm": "knorm:budget={}",
+    "keydiff": "keydiff:budget={}",
+    "expected_attention": "expected_attention:budget={}",
+    "think": "think",
+}
 
 
-def presses(kvpress):
-    """Names of longkv's recipes; parameters are those of its presets."""
+def make_press(name, ratio):
+    import kvpress
     return {
-        "full": lambda ratio: None,
-        "streaming": lambda ratio: kvpress.StreamingLLMPress(ratio, n_sink=4),
-        "snapkv": lambda ratio: kvpress.SnapKVPress(ratio, window_size=64, kernel_size=5),
-        "pyramidkv": lambda ratio: kvpress.PyramidKVPress(ratio, window_size=64, kernel_size=5),
-        "tova": lambda ratio: kvpress.TOVAPress(ratio),
-        "knorm": lambda ratio: kvpress.KnormPress(ratio),
-        "keydiff": lambda ratio: kvpress.KeyDiffPress(ratio),
-        "expected_attention": lambda ratio: kvpress.ExpectedAttentionPress(ratio),
-        "think": lambda ratio: kvpress.ThinKPress(key_channel_compression_ratio=0.4, window_size=32),
-    }
+        "full": lambda: None,
+        "streaming": lambda: kvpress.StreamingLLMPress(ratio, n_sink=4),
+        "snapkv": lambda: kvpress.SnapKVPress(ratio, window_size=64, kernel_size=5),
+        "pyramidkv": lambda: kvpress.PyramidKVPress(ratio, window_size=64, kernel_size=5),
+        "tova": lambda: kvpress.TOVAPress(ratio),
+        "knorm": lambda: kvpress.KnormPress(ratio),
+        "keydiff": lambda: kvpress.KeyDiffPress(ratio),
+        "expected_attention": lambda: kvpress.ExpectedAttentionPress(ratio),
+        "think": lambda: kvpress.ThinKPress(key_channel_compression_ratio=0.4, window_size=32),
+    }[name]()
 
 
 def score(metric, text, references):
@@ -56,22 +68,25 @@ def cut(text, stop):
     return text if end < 0 else text[:end]
 
 
-@torch.no_grad()
 def answer(model, tokenizer, press, prompt, eos):
-    ids = torch.tensor([prompt["ids"]])
+    import torch
+    from transformers import DynamicCache
     document = prompt["document_tokens"]
+    ids = torch.tensor([prompt["ids"][:document]])
     cache = DynamicCache()
     if press is None:
-        model.model(input_ids=ids[:, :document], past_key_values=cache)
+        model.model(input_ids=ids, past_key_values=cache)
     else:
         with press(model):
-            model.model(input_ids=ids[:, :document], past_key_values=cache)
-    said = []
-    step, position = ids[:, document:], document
+            model.model(input_ids=ids, past_key_values=cache)
+    said, fed = [], prompt["ids"][document:]
+    position = document
     while True:
-        positions = torch.arange(position, position + step.shape[1])[None]
-        logits = model(input_ids=step, past_key_values=cache, position_ids=positions).logits[0, -1]
-        position += step.shape[1]
+        # Token by token, as longkv does: layers that keep different numbers of rows have no mask for more.
+        for token in fed:
+            step = torch.tensor([[token]])
+            logits = model(input_ids=step, past_key_values=cache, position_ids=torch.tensor([[position]])).logits[0, -1]
+            position += 1
         token = int(logits.argmax())
         if token in eos:
             break
@@ -79,7 +94,7 @@ def answer(model, tokenizer, press, prompt, eos):
         text = tokenizer.decode(said)
         if len(said) >= prompt["new_tokens"] or cut(text, prompt["stop"]) != text:
             break
-        step = torch.tensor([[token]])
+        fed = [token]
     return cut(tokenizer.decode(said), prompt["stop"]) if said else ""
 
 
@@ -92,19 +107,30 @@ def wilson(p, n):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("-m", "--model", required=True, help="GGUF file that transformers reads")
-    parser.add_argument("--prompts", required=True, help="of longkv eval --prompts")
+    parser.add_argument("-m", "--model", help="GGUF file that transformers reads")
+    parser.add_argument("--prompts", help="of longkv eval --prompts")
     parser.add_argument("--results", help="folder of longkv eval on the same prompts")
     parser.add_argument("--press", default="full,streaming,snapkv,knorm,expected_attention")
     parser.add_argument("--budget", type=int, default=512, help="rows kept of each document")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--output", help="answers as lines of JSON")
+    parser.add_argument("--recipes", action="store_true", help="only print the presses as recipes of longkv eval --kv")
     o = parser.parse_args()
-    import kvpress
+    chosen = o.press.split(",")
+    for press in chosen:
+        if press not in RECIPES:
+            parser.error(f"--press {press} is unknown; known are {', '.join(RECIPES)}")
+    if o.recipes:
+        print(",".join(RECIPES[press].format(o.budget) for press in chosen))
+        return
+    if not o.model or not o.prompts:
+        parser.error("-m and --prompts are needed")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    torch.set_grad_enabled(False)
     if o.threads:
         torch.set_num_threads(o.threads)
     folder, name = os.path.split(os.path.abspath(o.model))
-    from transformers import AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32,
                                                  attn_implementation="sdpa").eval()
@@ -116,16 +142,15 @@ def main():
         for line in open(os.path.join(o.results, "samples.jsonl")):
             r = json.loads(line)
             ours[(r["prompt_hash"], r["kv_label"])] = r
-    makers = presses(kvpress)
     rows, answers = defaultdict(list), []
     for prompt in prompts:
         if "ids" not in prompt or prompt["metric"] == "nll":
             continue
-        for press in o.press.split(","):
+        for press in chosen:
             ratio = max(0.0, 1 - o.budget / prompt["document_tokens"])
-            text = answer(model, tokenizer, makers[press](ratio), prompt, eos)
+            text = answer(model, tokenizer, make_press(press, ratio), prompt, eos)
             s = score(prompt["metric"], text, prompt["references"])
-            label = press if press in ("full", "think") else f"{press}:budget={o.budget}"
+            label = RECIPES[press].format(o.budget)
             mine = ours.get((prompt["prompt_hash"], label))
             if mine:
                 again = score(mine["metric"], mine["text"], mine["references"])

@@ -22,6 +22,14 @@ void add_new(std::vector<T>& list, const T& value) {
 
 bool is_noise(const TotalRow& t) { return t.kv.find('@') != std::string::npos; }
 
+// Whether the row is of that length and its mean over all the tasks that full attention was asked: means of fewer tasks
+// stand in the tables, with their tasks, but beside the others they would mislead.
+bool comparable(const Summary& summary, const TotalRow& row, int64_t length) {
+  const auto full = std::find_if(summary.totals.begin(), summary.totals.end(),
+                                 [&](const TotalRow& t) { return t.length == length && t.label == "full"; });
+  return row.length == length && row.tasks > 0 && (full == summary.totals.end() || row.tasks == full->tasks);
+}
+
 // Recipes against a cost, of which less (or more) is better, with the line of those that none beats in both.
 std::string trade_off(const std::string& title, const PlotAxis& x,
                       const std::vector<std::pair<std::string, std::pair<double, double>>>& points,
@@ -152,7 +160,7 @@ std::string plot_budgets(const Summary& summary, int64_t length, const std::stri
   };
   if (task.empty()) {
     for (const TotalRow& t : summary.totals) {
-      if (t.length == length && t.tasks > 0) add(t.label, t.mean, t.low, t.high);
+      if (comparable(summary, t, length)) add(t.label, t.mean, t.low, t.high);
     }
   } else {
     for (const SummaryRow& r : summary.rows) {
@@ -192,7 +200,7 @@ std::string plot_budgets(const Summary& summary, int64_t length, const std::stri
 std::string plot_bytes(const Summary& summary, int64_t length) {
   std::vector<std::pair<std::string, std::pair<double, double>>> points;
   for (const TotalRow& t : summary.totals) {
-    if (t.length == length && t.tasks > 0 && !is_noise(t))
+    if (comparable(summary, t, length) && !is_noise(t))
       points.push_back({t.label, {t.bytes_per_token / 1024, 100 * t.mean}});
   }
   if (points.empty()) return {};
@@ -203,7 +211,7 @@ std::string plot_bytes(const Summary& summary, int64_t length) {
 std::string plot_speed(const Summary& summary, int64_t length) {
   std::vector<std::pair<std::string, std::pair<double, double>>> points;
   for (const TotalRow& t : summary.totals) {
-    if (t.length == length && t.tasks > 0 && !is_noise(t))
+    if (comparable(summary, t, length) && !is_noise(t))
       points.push_back({t.label, {t.tokens_per_second, 100 * t.mean}});
   }
   if (points.empty()) return {};

@@ -72,6 +72,21 @@ TEST(EvalReport, BudgetsAreLinesAndTheOracleIsTheStrongOne) {
   EXPECT_EQ(plot_budgets(s, 4096, ""), "");
 }
 
+// A recipe that was asked one of two tasks has a mean that says nothing beside the others: only that task's plot has
+// it.
+TEST(EvalReport, MeansOfFewerTasksAreNotDrawn) {
+  auto list = records();
+  for (const char* label : {"half:budget=512", "half:budget=1024"}) list.push_back(record("vt", 0, label, 1));
+  const Summary s = summarise(list);
+  EXPECT_NE(plot_budgets(s, 8192, "vt").find(">half<"), std::string::npos);
+  EXPECT_EQ(plot_budgets(s, 8192, "").find(">half<"), std::string::npos);
+  for (const ReportPlot& p : report_plots(list, s)) {
+    if (p.name.starts_with("bytes")) {
+      EXPECT_EQ(p.svg.find("half"), std::string::npos);
+    }
+  }
+}
+
 TEST(EvalReport, NamesAtTheEndsNeverCoverEachOther) {
   std::vector<PlotSeries> series;
   for (int i = 0; i < 30; ++i) {
