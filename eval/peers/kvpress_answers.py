@@ -134,7 +134,7 @@ def main():
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32,
                                                  attn_implementation="sdpa").eval()
-    eos = {tokenizer.eos_token_id} | {tokenizer.convert_tokens_to_ids(t) for t in ("<|im_end|>", "<end_of_turn>")
+    eos = {tokenizer.eos_token_id} | {tokenizer.convert_tokens_to_ids(t) for t in ("<|im_end|>", "<end_of_turn>", "<|eos|>")
                                       if t in tokenizer.get_vocab()}
     prompts = [json.loads(line) for line in open(o.prompts)]
     ours = {}
@@ -157,7 +157,7 @@ def main():
                 if again != mine["score"]:
                     sys.exit(f"the rules differ: {mine['text']!r} scores {mine['score']} there and {again} here")
             rows[(prompt["task"], prompt["length"], label)].append((s, mine["score"] if mine else None,
-                                                                     text == mine["text"] if mine else None))
+                                                                     text.strip() == mine["text"].strip() if mine else None))
             answers.append({"task": prompt["task"], "length": prompt["length"], "index": prompt["index"], "kv": label,
                             "text": text, "score": s})
             print(f"{prompt['task']} #{prompt['index']} {label}: {s:.2f} {text!r}", file=sys.stderr)
