@@ -30,6 +30,10 @@ void add_card_options(CLI::App& command, ModelOptions& o) {
   command.add_option("--vram", o.vram, "Most memory of the card to use (K, M, G); default: what is free")->group(kMore);
 }
 
+void hide_card_options(CLI::App& command) {
+  for (const char* name : {"--gpu-layers", "--device", "--kv-place", "--vram"}) command.get_option(name)->group("");
+}
+
 bool card_wanted(const ModelOptions& o) {
   const bool layers = !o.gpu_layers.empty() && o.gpu_layers != "auto" && o.gpu_layers != "0";
   const bool device = !o.device.empty() && o.device != "none";

@@ -11,6 +11,8 @@
 namespace longkv::cli {
 
 void add_card_options(CLI::App& command, ModelOptions& options);
+// For a command that runs on the CPU only: help does not offer the options; -ngl 0 is still accepted, a card refused.
+void hide_card_options(CLI::App& command);
 
 // Whether the command line asks for a card, so that going without is an error.
 bool card_wanted(const ModelOptions& options);

@@ -8,6 +8,7 @@
 #include "answer.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "card.h"
 #include "commands.h"
 #include "common.h"
 #include "engine/compare_recipes.h"
@@ -179,6 +180,7 @@ void add_eval_kv(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("eval-kv", "One prompt under many KV recipes: what each loses and costs");
   add_global_options(*command, o->global);
   add_model_options(*command, o->model, /*with_recipe=*/false);
+  hide_card_options(*command);
   command->add_option("-f,--file", o->file, "Document: the prompt ('-' = standard input)")->required();
   command->add_option("-p,--prompt", o->question,
                       "Question, decoded after the document; without it the document's last -n tokens are");

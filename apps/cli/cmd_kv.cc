@@ -9,6 +9,7 @@
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "card.h"
 #include "commands.h"
 #include "common.h"
 #include "engine/kv_file.h"
@@ -203,6 +204,7 @@ void add_kv(CLI::App& app, int& exit_code) {
   CLI::App* command = kv->add_subcommand("save", "Read a document and save its KV state");
   add_global_options(*command, o->global);
   add_model_options(*command, o->model, /*with_recipe=*/true);
+  hide_card_options(*command);
   command->add_option("-f,--file", o->prompt.file, "Document ('-' = standard input)")->required();
   command->add_option("-o,--output", o->file, "KV file to write")->required();
   command->add_option("--system-prompt,--sys", o->prompt.system, "System message");
@@ -214,6 +216,7 @@ void add_kv(CLI::App& app, int& exit_code) {
   command = kv->add_subcommand("restore", "Answer a question over a saved state");
   add_global_options(*command, o->global);
   add_model_options(*command, o->model, /*with_recipe=*/true);
+  hide_card_options(*command);
   command->add_option("-i,--input", o->file, "KV file")->required();
   command->add_option("-p,--prompt", o->prompt.text, "Question")->required();
   command->add_option("-n,--predict,--n-predict", o->predict, "Tokens to generate; -1 = to the end")

@@ -21,6 +21,7 @@ struct PlanOptions {
 Status run_plan(const PlanOptions& o) {
   LONGKV_TRY(apply_global_options(o.global));
   LONGKV_ASSIGN(const Opened opened, open_model(o.model, /*must_fit=*/false));
+  LONGKV_TRY(check_recipe_files(opened));
   PlanLimits limits;
   if (!o.ram.empty()) {
     LONGKV_ASSIGN(limits.ram_bytes, parse_size(o.ram, "--ram"));
@@ -48,6 +49,7 @@ void add_plan(CLI::App& app, int& exit_code) {
       app.add_subcommand("plan", "Show what fits and what a token reads; exit code 1 if it does not fit");
   add_global_options(*command, o->global);
   add_model_options(*command, o->model, /*with_recipe=*/true);
+  hide_card_options(*command);
   command->add_option("--ram", o->ram, "Memory to plan with (K, M, G); default: what is available");
   command->callback([o, &exit_code] { exit_code = report(run_plan(*o)); });
 }

@@ -7,6 +7,7 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "card.h"
 #include "commands.h"
 #include "common.h"
 #include "interrupt.h"
@@ -91,6 +92,7 @@ void add_search_prefill(CLI::App& app, int& exit_code) {
       app.add_subcommand("search-prefill", "Choose a sparse prefill pattern for each head from one long prompt");
   add_global_options(*command, o->global);
   add_model_options(*command, o->model, /*with_recipe=*/false);
+  hide_card_options(*command);
   command->add_option("-f,--file", o->file, "Calibration text ('-' = standard input)")->required();
   command->add_option("-o,--output", o->output, "Assignment to write; use it as --kv minference:file=FILE")->required();
   command->add_option("--budget", o->budget, "Rows that a query attends on average, the same for every pattern")

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "card.h"
 #include "commands.h"
 #include "common.h"
 #include "engine/prefix_cache.h"
@@ -217,6 +218,8 @@ void add_serve(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("serve", "HTTP server with OpenAI's interface and a page");
   add_global_options(*command, o->global);
   add_model_options(*command, o->model, /*with_recipe=*/true);
+  hide_card_options(*command);
+  command->get_option("--ubatch-size")->default_str(std::to_string(kChunk));
   command->add_option("--host", o->http.host, "Address to listen on; default: this machine only")
       ->capture_default_str();
   command->add_option("--port", o->http.port, "Port; 0 = any free one")

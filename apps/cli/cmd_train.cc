@@ -9,6 +9,7 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "card.h"
 #include "commands.h"
 #include "common.h"
 #include "interrupt.h"
@@ -139,6 +140,7 @@ void add_kind(CLI::App& parent, int& exit_code, bool gates, const char* name, co
   CLI::App* command = parent.add_subcommand(name, what);
   add_global_options(*command, o->global);
   add_model_options(*command, o->model, /*with_recipe=*/false);
+  hide_card_options(*command);
   TrainOptions& t = o->train;
   const bool channels = !gates;
   o->sink = channels ? "128" : "64";

@@ -259,6 +259,7 @@ Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
   } else if (card_wanted(o)) {
     return fail(Code::kInvalidArgument, "this shows what the CPU needs; leave -ngl, --device and --kv-place out");
   }
+  if (!o.vram.empty() && !opened.card) LONGKV_TRY(notice("--vram is ignored: the CPU runs this"));
   if (must_fit && !(opened.card && opened.card_kv)) LONGKV_TRY(check_plan(plan));
   const bool decodes_here = !opened.card || !opened.card_decodes;
   if (must_fit && decodes_here && opened.products == ProductType::kInt8 && !o.no_repack) {

@@ -1,5 +1,6 @@
 #include "planning.h"
 
+#include "kv/index/index.h"
 #include "model_label.h"
 #include "output.h"
 #include "prefill/sparse.h"
@@ -35,7 +36,19 @@ Result<KvPlan> plan_for(const LoadedModel& model, const Recipe& recipe, int64_t 
   return make_plan(m, recipe, machine, context);
 }
 
+Status check_recipe_files(const Opened& opened) {
+  const KvShape shape = opened.model->config().kv_shape();
+  LONGKV_TRY(SparsePrefill::create(opened.recipe.prefill, shape).status());
+  if (opened.recipe.index.file.empty()) return {};
+  IndexSpec index = opened.recipe.index;
+  for (index.layer = opened.recipe.select.dense_layers; index.layer < shape.layers; ++index.layer) {
+    if (shape.window_of(index.layer) == 0) LONGKV_TRY(make_index(index, shape, 1).status());
+  }
+  return {};
+}
+
 Status explain_kv(const Opened& opened, bool json) {
+  LONGKV_TRY(check_recipe_files(opened));
   PlanLimits limits;
   limits.bandwidth = int64_t(read_bandwidth(*opened.pool));
   LONGKV_ASSIGN(const KvPlan plan,

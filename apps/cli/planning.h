@@ -18,6 +18,10 @@ struct PlanLimits {
 Result<KvPlan> plan_for(const LoadedModel& model, const Recipe& recipe, int64_t context, int64_t chunk, int threads,
                         const PlanLimits& limits);
 
+// Files that the recipe names and the plan itself does not read: patterns of prompts, channels of an index. Errors: as
+// a run with them would have.
+Status check_recipe_files(const Opened& opened);
+
 // `--kv-explain`: canonical recipe, plan and bytes per token to standard output.
 Status explain_kv(const Opened& opened, bool json);
 

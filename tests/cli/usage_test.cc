@@ -146,6 +146,43 @@ TEST(CliUsage, AnExplicitWishForACardIsMetOrRefused) {
   EXPECT_EQ(longkv_program({"run", "-m", model, "-p", "abc", "--raw", "-n", "2", "-ngl", "0"}).exit_code, 0);
   EXPECT_EQ(longkv_program({"run", "-m", model, "-p", "abc", "--raw", "-n", "2"}).exit_code, 0);
   EXPECT_EQ(longkv_program({"plan", "-m", model, "-ngl", "all"}).exit_code, 2);
+  EXPECT_EQ(longkv_program({"plan", "-m", model, "-ngl", "0"}).exit_code, 0);
+  // A limit on a card that is not used is no silent matter.
+  const Args limited = {"run", "-m", model, "-p", "abc", "--raw", "-n", "2", "--vram", "1G"};
+  const Outcome told = longkv_program(limited);
+  EXPECT_EQ(told.exit_code, 0) << told.err;
+  EXPECT_NE(told.err.find("--vram is ignored"), std::string::npos) << told.err;
+  EXPECT_TRUE(refuses(longkv_program(join(limited, {"--strict"})), 2, "--vram is ignored"));
+}
+
+// Help offers what a command can do, with the values that it has.
+TEST(CliUsage, HelpIsTheCommandsOwn) {
+  const auto help = [](const std::string& command) { return longkv_program({command, "--help-all"}).out; };
+  EXPECT_NE(help("serve").find("--ubatch-size N=256"), std::string::npos);
+  EXPECT_NE(help("run").find("--ubatch-size N=512"), std::string::npos);
+  for (const char* command : {"run", "chat", "score", "eval"}) {
+    EXPECT_NE(help(command).find("--gpu-layers"), std::string::npos) << command;
+  }
+  for (const char* command : {"serve", "plan", "train", "eval-kv", "search-prefill"}) {
+    for (const char* option : {"--gpu-layers", "--vram", "--kv-place", "--device"})
+      EXPECT_EQ(help(command).find(option), std::string::npos) << command << option;
+  }
+}
+
+// What a run would say about the files of a recipe, the plan says too.
+TEST(CliUsage, APlanReadsTheFilesOfTheRecipe) {
+  const std::string model = TinyModel().write("model.gguf");
+  for (const char* kv : {"full + prefill=minference(file=/no/such/file,dense_layers=0)",
+                         "index=labels(file=/no/such/file) + select=topk(budget=128)"}) {
+    for (const Args& command :
+         {Args{"plan", "-m", model, "--kv", kv}, Args{"run", "-m", model, "-p", "abc", "--kv-explain", "--kv", kv},
+          Args{"run", "-m", model, "-p", "abc", "--raw", "-n", "1", "--kv", kv}}) {
+      const Outcome o = longkv_program(command);
+      EXPECT_NE(o.exit_code, 0) << line_of(command);
+      EXPECT_NE(o.err.find("/no/such/file"), std::string::npos) << line_of(command) << o.err;
+      EXPECT_EQ(o.out, "") << line_of(command);
+    }
+  }
 }
 
 TEST(CliUsage, ValuesAreReadAsWritten) {
