@@ -18,7 +18,7 @@ using json = nlohmann::ordered_json;
 
 constexpr size_t kMaxText = size_t(1) << 30;
 constexpr size_t kMaxStops = 16;
-constexpr size_t kMaxStopBytes = 1024;
+constexpr size_t kMaxStopCharacters = 1024;
 constexpr size_t kMaxBias = 4096;
 
 std::string new_id(const char* prefix) {
@@ -46,14 +46,13 @@ void read_bias(const Service& service, Fields& fields, SamplingParams& p) {
     fields.fail("logit_bias", fmt::format("'logit_bias' has more than {} entries", kMaxBias));
   } else if (bias->is_object()) {
     for (const auto& [key, value] : bias->items()) {
-      char* end = nullptr;
-      const long long id = std::strtoll(key.c_str(), &end, 10);
-      add(key.empty() || *end != '\0' ? -1 : id, value);
+      const bool digits = !key.empty() && key.size() < 10 && key.find_first_not_of("0123456789") == std::string::npos;
+      add(digits ? std::stoll(key) : -1, value);
     }
   } else if (bias->is_array()) {
     for (const json& pair : *bias) {
-      const bool good = pair.is_array() && pair.size() == 2 && pair[0].is_number_integer();
-      add(good ? pair[0].get<int64_t>() : -1, good ? pair[1] : json());
+      const bool good = pair.is_array() && pair.size() == 2;
+      add(good ? whole_number(pair[0]).value_or(-1) : -1, good ? pair[1] : json());
     }
   } else {
     fields.fail("logit_bias", "'logit_bias' must be an object or a list of pairs");
@@ -79,12 +78,17 @@ void read_sampling(const Service& service, Fields& fields, GenerateRequest& out)
   if (const json* samplers = fields.any("samplers")) {
     std::string text;
     if (samplers->is_string()) text = samplers->get<std::string>();
-    if (!samplers->is_string() && !samplers->is_array()) text = "?";
+    bool names = samplers->is_string() || samplers->is_array();
     for (const json& s : samplers->is_array() ? *samplers : json::array()) {
-      text += (text.empty() ? "" : ";") + (s.is_string() ? s.get<std::string>() : std::string("?"));
+      names &= s.is_string();
+      if (s.is_string()) text += (text.empty() ? "" : ";") + s.get<std::string>();
     }
-    const auto stages = parse_sampler_stages(text.substr(0, 1024));
-    stages.ok() ? void(p.stages = *stages) : fields.fail("samplers", stages.status().message());
+    if (!names) {
+      fields.fail("samplers", "'samplers' must be names of samplers, as a list or divided by ';'");
+    } else {
+      const auto stages = parse_sampler_stages(text.substr(0, 1024));
+      stages.ok() ? void(p.stages = *stages) : fields.fail("samplers", stages.status().message());
+    }
   }
   read_bias(service, fields, p);
   out.ignore_eos = fields.boolean("ignore_eos").value_or(false);
@@ -100,9 +104,11 @@ void read_stops(Fields& fields, GenerateRequest& out) {
   if (stop == nullptr) return;
   const json list = stop->is_array() ? *stop : json::array({*stop});
   for (const json& s : list) {
-    if (!s.is_string() || s.get_ref<const std::string&>().size() > kMaxStopBytes || list.size() > kMaxStops) {
-      fields.fail("stop", fmt::format("'stop' must be a string or a list of at most {} strings of at most {} bytes",
-                                      kMaxStops, kMaxStopBytes));
+    if (!s.is_string() || utf8_characters(s.get_ref<const std::string&>()) > kMaxStopCharacters ||
+        list.size() > kMaxStops) {
+      fields.fail("stop",
+                  fmt::format("'stop' must be a string or a list of at most {} strings of at most {} characters",
+                              kMaxStops, kMaxStopCharacters));
       return;
     }
     if (!s.get_ref<const std::string&>().empty()) out.stops.push_back(s.get<std::string>());
@@ -174,17 +180,18 @@ void read_prompt(const Service& service, Fields& fields, ApiRequest& out) {
   std::vector<int32_t>& ids = out.generate.ids;
   if (prompt->is_number()) return fields.fail("prompt", "'prompt' must be a string or a list");
   const json list = prompt->is_array() ? *prompt : json::array({*prompt});
-  if (out.route != Route::kNative && list.size() > 1 && !list.front().is_number_integer())
+  if (out.route != Route::kNative && list.size() > 1 && !list.front().is_number())
     return fields.fail("prompt", "one prompt a request is supported; found a list of several");
   bool first = true;
   for (const json& part : list) {
+    const int64_t id = whole_number(part).value_or(-1);
     if (part.is_string()) {
       auto encoded = service.tokenizer().encode(part.get_ref<const std::string&>(), /*add_special=*/first,
                                                 /*parse_special=*/true);
       if (!encoded.ok()) return fields.fail("prompt", encoded.status().message());
       ids.insert(ids.end(), encoded->begin(), encoded->end());
-    } else if (part.is_number_integer() && part >= 0 && part < service.model().config().vocab) {
-      ids.push_back(part.get<int32_t>());
+    } else if (id >= 0 && id < service.model().config().vocab) {
+      ids.push_back(int32_t(id));
     } else {
       return fields.fail("prompt", fmt::format("'prompt' must be a string or a list of token ids from 0 to {}",
                                                service.model().config().vocab - 1));
@@ -204,11 +211,20 @@ void read_chat_prompt(const Service& service, Fields& fields, ApiRequest& out, c
   if (!out.tools.empty()) out.generate.show_special = true;
 }
 
-void read_length(Fields& fields, GenerateRequest& out) {
-  // -1 is llama-server's "to the end".
+void read_length(Fields& fields, ApiRequest& out) {
+  const char* given = nullptr;
   for (const char* name : {"n_predict", "max_tokens", "max_completion_tokens"}) {
-    if (const auto n = fields.integer(name, -1, int64_t(1) << 40)) out.max_tokens = *n;
+    const auto n = fields.integer(name, -1, int64_t(1) << 40);
+    if (!n) continue;
+    if (given != nullptr && *n != out.generate.max_tokens) {
+      fields.fail(name, fmt::format("'{}' is {} and '{}' is {}: both mean the length of the answer; give one", given,
+                                    out.generate.max_tokens, name, *n));
+    }
+    given = name;
+    out.generate.max_tokens = *n;
   }
+  // -1 is llama-server's "to the end". OpenAI's completions stop after 16 tokens unless told otherwise.
+  if (given == nullptr && out.route == Route::kCompletions) out.generate.max_tokens = 16;
 }
 
 void read_logprobs(Fields& fields, ApiRequest& out) {
@@ -222,7 +238,7 @@ void read_logprobs(Fields& fields, ApiRequest& out) {
   }
   if (const auto n = fields.integer("logprobs", 0, 20)) g.logprobs = int(*n);
   if (const auto n = fields.integer("n_probs", 0, 20); n && *n > 0) g.logprobs = int(*n);
-  g.prompt_logprobs = out.echo && g.logprobs >= 0;
+  g.prompt_logprobs = out.route == Route::kCompletions && out.echo && g.logprobs >= 0;
 }
 
 }  // namespace
@@ -246,7 +262,8 @@ std::variant<ApiError, ApiRequest> read_request(const Service& service, Route ro
   GenerateRequest& g = out.generate;
   g.id = new_id(route == Route::kChat ? "chatcmpl" : "cmpl");
   g.sampling = service.options().sampling;
-  fields.ignore({"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+  (void)fields.text("model", kMaxText);
+  fields.ignore({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
                  "reasoning_effort", "verbosity", "stream_id", "n_keep", "n_discard", "t_max_prompt_ms",
                  "add_special"});
   out.stream = fields.boolean("stream").value_or(false);
@@ -273,9 +290,9 @@ std::variant<ApiError, ApiRequest> read_request(const Service& service, Route ro
   out.return_progress = fields.boolean("return_progress").value_or(false);
   out.timings_per_token = fields.boolean("timings_per_token").value_or(false);
   out.return_tokens = fields.boolean("return_tokens").value_or(false);
-  if (route == Route::kCompletions) out.echo = fields.boolean("echo").value_or(false);
+  if (route != Route::kChat) out.echo = fields.boolean("echo").value_or(false);
   read_sampling(service, fields, g);
-  read_length(fields, g);
+  read_length(fields, out);
   read_stops(fields, g);
   read_format(fields, g);
   read_logprobs(fields, out);
@@ -289,10 +306,6 @@ std::variant<ApiError, ApiRequest> read_request(const Service& service, Route ro
   if (const auto& error = fields.finish()) return *error;
   chat ? read_chat_prompt(service, fields, out, conversation) : read_prompt(service, fields, out);
   if (const auto& error = fields.finish()) return *error;
-  // OpenAI's completions stop after 16 tokens unless told otherwise.
-  if (route == Route::kCompletions && g.max_tokens < 0 && !parsed.contains("n_predict") &&
-      !parsed.contains("max_tokens"))
-    g.max_tokens = 16;
   if (const Status s = validate(g.sampling); !s.ok()) return api_error(s);
   if (g.ids.empty()) return ApiError{.message = "the prompt has no tokens", .param = "prompt"};
   if (auto error = check_length(service, int64_t(g.ids.size()))) return *error;

@@ -259,7 +259,11 @@ void AnswerWriter::add(const Event& event) {
 }
 
 std::string AnswerWriter::whole() const {
-  if (request_.route == Route::kNative) return to_text(native(all_, true));
+  if (request_.route == Route::kNative) {
+    Json j = native(all_, true);
+    if (request_.echo) j["content"] = request_.prompt + all_.text;
+    return to_text(j);
+  }
   Json j = envelope(false);
   Json one = choice(all_, finish_reason());
   if (request_.route == Route::kChat) {

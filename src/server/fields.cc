@@ -62,6 +62,21 @@ std::optional<ApiError> parse_body(const std::string& body, nlohmann::ordered_js
   return {};
 }
 
+std::optional<int64_t> whole_number(const nlohmann::ordered_json& value) {
+  if (value.is_number_float()) {
+    const double number = value.get<double>();
+    if (std::floor(number) != number || std::fabs(number) >= 0x1p63) return {};
+    return int64_t(number);
+  }
+  const bool huge = value.is_number_unsigned() && value.get<uint64_t>() > uint64_t(INT64_MAX);
+  if (!value.is_number_integer() || huge) return {};
+  return value.get<int64_t>();
+}
+
+size_t utf8_characters(const std::string& utf8) {
+  return size_t(std::count_if(utf8.begin(), utf8.end(), [](char c) { return (uint8_t(c) & 0xc0) != 0x80; }));
+}
+
 const nlohmann::ordered_json* Fields::any(const char* name) {
   known_.insert(name);
   const auto at = json_.find(name);
@@ -71,13 +86,8 @@ const nlohmann::ordered_json* Fields::any(const char* name) {
 std::optional<int64_t> Fields::integer(const char* name, int64_t least, int64_t most) {
   const nlohmann::ordered_json* value = any(name);
   if (value == nullptr) return {};
-  // 3.0 is a whole number too: some clients know no integers.
-  const bool whole = value->is_number_integer() ||
-                     (value->is_number_float() && std::floor(value->get<double>()) == value->get<double>() &&
-                      std::fabs(value->get<double>()) < 9e15);
-  const bool huge = value->is_number_unsigned() && value->get<uint64_t>() > uint64_t(INT64_MAX);
-  const int64_t number = whole && !huge ? value->get<int64_t>() : 0;
-  if (!whole || huge || number < least || number > most) {
+  const std::optional<int64_t> number = whole_number(*value);
+  if (!number || *number < least || *number > most) {
     fail(name, fmt::format("'{}' must be a whole number from {} to {}", name, least, most));
     return {};
   }
@@ -105,11 +115,11 @@ std::optional<bool> Fields::boolean(const char* name) {
   return value->get<bool>();
 }
 
-std::optional<std::string> Fields::text(const char* name, size_t most_bytes) {
+std::optional<std::string> Fields::text(const char* name, size_t most_characters) {
   const nlohmann::ordered_json* value = any(name);
   if (value == nullptr) return {};
-  if (!value->is_string() || value->get_ref<const std::string&>().size() > most_bytes) {
-    fail(name, fmt::format("'{}' must be a string of at most {} bytes", name, most_bytes));
+  if (!value->is_string() || utf8_characters(value->get_ref<const std::string&>()) > most_characters) {
+    fail(name, fmt::format("'{}' must be a string of at most {} characters", name, most_characters));
     return {};
   }
   return value->get<std::string>();

@@ -18,6 +18,13 @@ namespace longkv::server {
 // not an object, nested deeper than 64, an object of more than 1024 members.
 std::optional<ApiError> parse_body(const std::string& body, nlohmann::ordered_json& out);
 
+// A whole number, also one written with a point (3.0: some clients know no integers); nullopt where it is none or not
+// of 64 bits.
+std::optional<int64_t> whole_number(const nlohmann::ordered_json& value);
+
+// Characters of a text that is known to be UTF-8.
+size_t utf8_characters(const std::string& utf8);
+
 class Fields {
  public:
   // `json` must be an object and outlive this.
@@ -28,7 +35,7 @@ class Fields {
   std::optional<int64_t> integer(const char* name, int64_t least, int64_t most);
   std::optional<double> number(const char* name, double least, double most);
   std::optional<bool> boolean(const char* name);
-  std::optional<std::string> text(const char* name, size_t most_bytes);
+  std::optional<std::string> text(const char* name, size_t most_characters);
   // Names that mean nothing here and are accepted, as OpenAI does.
   void ignore(std::initializer_list<const char*> names);
   // Names that would change the answer if they had another value than this.

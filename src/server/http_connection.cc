@@ -17,6 +17,9 @@ thread_local Connection* t_current = nullptr;
 
 using Clock = std::chrono::steady_clock;
 
+constexpr auto kSlice = std::chrono::milliseconds(200);  // between looks at `stopping`
+constexpr auto kStopPatience = std::chrono::milliseconds(500);
+
 void name_of(const sockaddr_storage& address, socklen_t length, std::string& ip, int& port) {
   char host[NI_MAXHOST], service[NI_MAXSERV];
   if (::getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, host, sizeof(host), service, sizeof(service),
@@ -36,17 +39,18 @@ Connection::Connection(socket_t socket, const HttpLimits& limits, const std::ato
 
 bool Connection::wait(short events, Time until) const {
   for (;;) {
+    // A server that ends is not held up by clients that neither send nor take.
+    if (stopping_) until = std::min(until, Clock::now() + kStopPatience);
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
     if (left <= 0) return false;
     pollfd p{socket_, events, 0};
-    const int n = ::poll(&p, 1, int(std::min<long long>(left, 60000)));
+    const int n = ::poll(&p, 1, int(std::min<long long>(left, kSlice.count())));
     if (n < 0 && errno != EINTR) return false;
     if (n > 0) return true;
   }
 }
 
 bool Connection::wait_for_request() {
-  constexpr auto kSlice = std::chrono::milliseconds(200);
   const auto end = Clock::now() + limits_.keep_alive;
   while (at_ == end_ && !wait(POLLIN, std::min(end, Clock::now() + kSlice))) {
     if (stopping_ || Clock::now() >= end) return false;

@@ -14,11 +14,17 @@ namespace {
 // How soon a client that left is noticed.
 constexpr auto kLook = std::chrono::milliseconds(200);
 
+const ApiError kStopping{503, "unavailable_error", "the server is shutting down"};
+
 // A request on its way, cancelled when nobody holds it any more.
 struct Running {
-  Running(ApiRequest r, const std::string& model) : request(std::move(r)), writer(request, model) {}
+  Running(ApiRequest r, const std::string& model, std::atomic<int>& open)
+      : request(std::move(r)), writer(request, model), open_(open) {
+    ++open_;
+  }
   ~Running() {
     if (events) events->cancel();
+    --open_;
   }
 
   ApiRequest request;
@@ -26,6 +32,9 @@ struct Running {
   std::shared_ptr<EventQueue> events;
   bool begun = false;
   std::chrono::steady_clock::time_point last_sent = std::chrono::steady_clock::now();
+
+ private:
+  std::atomic<int>& open_;
 };
 
 }  // namespace
@@ -38,7 +47,7 @@ std::string HttpRoutes::client_salt(const Request& request) {
 void HttpRoutes::generate(Route route, const Request& request, Response& response) {
   auto read = read_request(service, route, request.body);
   if (const auto* error = std::get_if<ApiError>(&read)) return answer_error(response, *error);
-  auto running = std::make_shared<Running>(std::move(std::get<ApiRequest>(read)), service.alias());
+  auto running = std::make_shared<Running>(std::move(std::get<ApiRequest>(read)), service.alias(), running_requests);
   running->request.generate.salt += client_salt(request);
   const bool stream = running->request.stream;
   running->events = service.scheduler().submit(running->request.generate);
@@ -52,13 +61,15 @@ void HttpRoutes::generate(Route route, const Request& request, Response& respons
       if (!std::exchange(running->begun, true)) out = running->writer.stream_begin();
       for (const Event& event : running->events->take(out.empty() ? kLook : std::chrono::milliseconds(0)))
         out += running->writer.stream(event);
+      const bool cut = stopping && !running->writer.ended();
+      if (cut) out += sse(to_text(kStopping.body()));
       const auto now = std::chrono::steady_clock::now();
       if (out.empty() && now - running->last_sent > options.ping) out = ": ping\n\n";
       if (!out.empty()) {
         running->last_sent = now;
         if (!sink.write(out.data(), out.size())) return false;
       }
-      if (running->writer.ended()) sink.done();
+      if (cut || running->writer.ended()) sink.done();
       return Connection::current() != nullptr && Connection::current()->alive();
     });
     return;
@@ -66,7 +77,7 @@ void HttpRoutes::generate(Route route, const Request& request, Response& respons
   while (!running->writer.ended()) {
     for (const Event& event : running->events->take(kLook)) running->writer.add(event);
     if (!Connection::current()->alive()) return Connection::current()->close_after_answer();
-    if (stopping) return answer_error(response, {503, "unavailable_error", "the server is shutting down"});
+    if (stopping) return answer_error(response, kStopping);
   }
   if (running->writer.error()) return answer_error(response, api_error(*running->writer.error()));
   response.set_content(running->writer.whole(), "application/json");

@@ -106,11 +106,12 @@ void HttpRoutes::detokenize(const Request& request, Response& response) {
   const int64_t vocab = service.model().config().vocab;
   if (tokens == nullptr || !tokens->is_array()) fields.fail("tokens", "'tokens' must be a list of token ids");
   for (const json& id : tokens != nullptr && tokens->is_array() ? *tokens : json::array()) {
-    if (!id.is_number_integer() || id < 0 || id >= vocab) {
+    const int64_t number = whole_number(id).value_or(-1);
+    if (number < 0 || number >= vocab) {
       fields.fail("tokens", fmt::format("'tokens' must be a list of token ids from 0 to {}", vocab - 1));
       break;
     }
-    ids.push_back(id.get<int32_t>());
+    ids.push_back(int32_t(number));
   }
   if (const auto& error = fields.finish()) return answer_error(response, *error);
   answer(response, {{"content", service.tokenizer().decode(ids, /*show_special=*/true)}});
@@ -121,7 +122,7 @@ void HttpRoutes::apply_template(const Request& request, Response& response) {
   if (const auto error = parse_body(request.body, body)) return answer_error(response, *error);
   Fields fields(body);
   const Service::ChatInput input = read_conversation(service, fields);
-  fields.ignore({"model"});
+  (void)fields.text("model", size_t(1) << 30);
   if (const auto& error = fields.finish()) return answer_error(response, *error);
   const auto text = service.chat_text(input);
   if (!text.ok()) return answer_error(response, api_error(text.status()));
@@ -153,6 +154,11 @@ void HttpRoutes::props(const Request&, Response& response) {
 void HttpRoutes::slots(const Request& request, Response& response) {
   if (!options.slots)
     return answer_error(response, {501, "not_supported_error", "this server was started with --no-slots"});
+  const std::string wanted = request.get_param_value("fail_on_no_slot");
+  if (!wanted.empty() && wanted != "0" && wanted != "1") {
+    return answer_error(response,
+                        {400, "invalid_request_error", "'fail_on_no_slot' must be 0 or 1", "fail_on_no_slot"});
+  }
   const auto infos = service.scheduler().slots();
   bool idle = false;
   Json list = Json::array();
@@ -175,8 +181,7 @@ void HttpRoutes::slots(const Request& request, Response& response) {
     if (s.captured_mass >= 0) j["kv"]["captured_mass"] = s.captured_mass;
     list.push_back(std::move(j));
   }
-  if (request.has_param("fail_on_no_slot") && !idle)
-    return answer_error(response, {503, "unavailable_error", "no slot is idle"});
+  if (wanted == "1" && !idle) return answer_error(response, {503, "unavailable_error", "no slot is idle"});
   answer(response, list);
 }
 

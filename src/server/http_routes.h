@@ -39,6 +39,7 @@ struct HttpRoutes {
   Service& service;
   const HttpOptions& options;
   const std::atomic<bool>& stopping;
+  std::atomic<int> running_requests{0};  // that generate
 };
 
 }  // namespace longkv::server

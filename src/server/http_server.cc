@@ -7,7 +7,7 @@
 #include <cstring>
 #include <map>
 #include <optional>
-#include <set>
+#include <regex>
 #include <thread>
 
 #include "base/error.h"
@@ -24,6 +24,10 @@ namespace {
 
 using httplib::Request;
 using httplib::Response;
+
+// How long stop() waits for answers to end.
+constexpr auto kFarewell = std::chrono::seconds(2);
+constexpr const char* kSlotPath = "/slots/([0-9]{1,6})";
 
 // As long for a wrong key as for the right one.
 bool equal_in_constant_time(const std::string& given, const std::string& key) {
@@ -75,7 +79,7 @@ struct HttpServer::Impl {
       : options(o),
         listener(o.limits,
                  o.threads > 0 ? o.threads : s.options().scheduler.slots + int(s.options().scheduler.queue) + 16),
-        routes{s, options, listener.stopping()} {
+        routes{.service = s, .options = options, .stopping = listener.stopping()} {
     set_up();
   }
 
@@ -83,17 +87,18 @@ struct HttpServer::Impl {
   bool may_enter(const Request& request, Response& response) const;
   void allow_origin(const Request& request, Response& response) const;
   void route(const char* method, const char* path, httplib::Server::Handler handler);
+  std::optional<ApiError> route_error(const std::string& method, const std::string& target, Response& response) const;
 
   HttpOptions options;
   Listener listener;
   HttpRoutes routes;
-  std::set<std::string> paths;
+  std::map<std::string, std::string> methods;  // by path
   int port = 0;
   std::atomic<bool> ended{false};  // serve() returned
 };
 
 void HttpServer::Impl::route(const char* method, const char* path, httplib::Server::Handler handler) {
-  paths.insert(path);
+  methods[path] = method;
   std::string(method) == "GET" ? listener.Get(path, std::move(handler)) : listener.Post(path, std::move(handler));
 }
 
@@ -111,14 +116,15 @@ void HttpServer::Impl::set_up() {
   route("POST", "/apply-template", bind(&HttpRoutes::apply_template));
   route("GET", "/props", bind(&HttpRoutes::props));
   route("GET", "/slots", bind(&HttpRoutes::slots));
-  listener.Post("/slots/([0-9]{1,6})", bind(&HttpRoutes::slot_action));
+  listener.Post(kSlotPath, bind(&HttpRoutes::slot_action));
   route("GET", "/cache", bind(&HttpRoutes::cache));
   route("GET", "/metrics", bind(&HttpRoutes::metrics));
   for (const char* path : {"/v1/embeddings", "/embeddings", "/v1/rerank", "/rerank", "/infill", "/v1/messages",
                            "/v1/responses", "/lora-adapters", "/v1/audio/transcriptions"})
     route("POST", path, bind(&HttpRoutes::not_implemented));
-  route("GET", "/openapi.json",
-        [](const Request&, Response& response) { response.set_content(openapi_json(), "application/json"); });
+  route("GET", "/openapi.json", [api = openapi_json(routes.service)](const Request&, Response& response) {
+    response.set_content(api, "application/json");
+  });
   for (const UiFile& file : ui_files()) {
     if (!options.ui && file.path != std::string_view("/openapi.yaml")) continue;
     route("GET", file.path, [&file](const Request&, Response& response) {
@@ -133,7 +139,17 @@ void HttpServer::Impl::set_up() {
     response.set_header("X-Content-Type-Options", "nosniff");
     response.set_header("Cache-Control", "no-store");
     allow_origin(request, response);
-    if (!may_enter(request, response)) {
+    bool enters = may_enter(request, response);
+    if (enters) {
+      if (const auto error = route_error(request.method, request.path, response)) {
+        answer_error(response, *error);
+        enters = false;
+      }
+    }
+    // The library reads no body of a GET: what follows on the connection would be taken for a request.
+    const bool body = request.get_header_value("Content-Length") != "0" || request.has_header("Transfer-Encoding");
+    if (body && request.method != "POST") Connection::current()->close_after_answer();
+    if (!enters) {
       // The body was not read.
       Connection::current()->close_after_answer();
       return httplib::Server::HandlerResponse::Handled;
@@ -159,12 +175,9 @@ void HttpServer::Impl::set_up() {
     if (!response.body.empty()) return;
     if (Connection* connection = Connection::current()) connection->close_after_answer();
     ApiError error{response.status, "invalid_request_error", "the request cannot be read"};
-    if (response.status == 404) {
-      const bool known = paths.contains(request.path);
-      error.status = known ? 405 : 404;
-      error.type = known ? "invalid_request_error" : "not_found_error";
-      error.message = known ? fmt::format("{} does not serve {}", request.path.substr(0, 200), request.method)
-                            : fmt::format("there is no {}", request.path.substr(0, 200));
+    const auto unserved = request.path.empty() ? route_error(request.method, request.target, response) : std::nullopt;
+    if (response.status == 400 && request.version.starts_with("HTTP/1.") && unserved) {
+      error = *unserved;  // a method that the library does not know ends in the first line
     } else if (response.status == 413) {
       error.message = fmt::format("the body is larger than {} bytes", options.limits.body_bytes);
     } else if (response.status == 414) {
@@ -172,6 +185,21 @@ void HttpServer::Impl::set_up() {
     }
     answer_error(response, error);
   });
+}
+
+// A path that is not there, or a method that it does not serve: told before a body is waited for.
+std::optional<ApiError> HttpServer::Impl::route_error(const std::string& method, const std::string& target,
+                                                      Response& response) const {
+  if (method == "OPTIONS") return {};
+  static const std::regex kSlot(kSlotPath);
+  const std::string path = target.substr(0, std::min<size_t>(target.find('?'), 200));
+  const auto found = methods.find(path);
+  const bool slot = path.size() < 20 && std::regex_match(path, kSlot);
+  if (found == methods.end() && !slot) return ApiError{404, "not_found_error", fmt::format("there is no {}", path)};
+  const std::string served = slot ? "POST" : found->second;
+  if (method == served || (method == "HEAD" && served == "GET")) return {};
+  response.set_header("Allow", served == "GET" ? "GET, HEAD, OPTIONS" : "POST, OPTIONS");
+  return ApiError{405, "invalid_request_error", fmt::format("{} does not serve {}", path, method.substr(0, 20))};
 }
 
 void HttpServer::Impl::allow_origin(const Request& request, Response& response) const {
@@ -251,6 +279,10 @@ void HttpServer::stop() {
   impl_->listener.say_stopping();
   // The library forgets a stop that comes before it accepts.
   while (!impl_->ended && !impl_->listener.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  // The library cuts streams off; their clients are told first, those that read.
+  const auto end = std::chrono::steady_clock::now() + kFarewell;
+  while (impl_->routes.running_requests > 0 && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
   impl_->listener.stop();
 }
 

@@ -1,7 +1,11 @@
 // POST /slots/N?action=save|restore|erase.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <functional>
+#include <optional>
 
 #include "base/error.h"
 #include "engine/kv_file.h"
@@ -40,15 +44,29 @@ double ms_since(std::chrono::steady_clock::time_point begin) {
 }  // namespace
 
 void HttpRoutes::slot_action(const Request& request, Response& response) {
+  // Of HTTP for an error that is nobody's wrong request: the slot is busy or another client's, the file does not suit.
+  int refusal = 0;
   const auto done = [&](const Status& s, const Json& json) {
-    s.ok() ? response.set_content(to_text(json), "application/json") : answer_error(response, api_error(s));
+    if (s.ok()) return response.set_content(to_text(json), "application/json");
+    ApiError error = api_error(s);
+    if (refusal != 0) error.status = refusal;
+    if (refusal == 403) error.type = "permission_error";
+    answer_error(response, error);
   };
+  const auto with_slot = [&](int slot, const std::function<Status(Slot&)>& work) {
+    bool busy = false;
+    const Status s = service.scheduler().with_idle_slot(slot, work, &busy);
+    if (busy) refusal = 409;
+    return s;
+  };
+  if (request.get_param_value_count("action") > 1)
+    return answer_error(response, {400, "invalid_request_error", "'action' is given more than once", "action"});
   const std::string action = request.get_param_value("action");
   const int id = std::stoi(request.matches[1].str());
   const std::string salt = client_salt(request);
   if (action == "erase") {
     int64_t erased = 0;
-    const Status s = service.scheduler().with_idle_slot(id, [&](Slot& slot) {
+    const Status s = with_slot(id, [&](Slot& slot) {
       erased = int64_t(slot.held().size());
       slot.erase();
       return Status();
@@ -61,35 +79,48 @@ void HttpRoutes::slot_action(const Request& request, Response& response) {
     return answer_error(response,
                         {501, "not_supported_error", "this server saves no slots; start it with --slot-save-path"});
   }
-  nlohmann::ordered_json body;
-  if (const auto error = parse_body(request.body, body)) return answer_error(response, *error);
+  nlohmann::ordered_json body = nlohmann::ordered_json::object();
+  if (const auto error = request.body.empty() ? std::nullopt : parse_body(request.body, body))
+    return answer_error(response, *error);
   Fields fields(body);
-  const auto name = fields.text("filename", 128);
+  const std::string name = fields.text("filename", 128).value_or(fmt::format("slot-{}.kv", id));
   const auto kv = fields.text("kv", 4096);
-  if (!name) fields.fail("filename", "'filename' is missing");
+  std::shared_ptr<const Recipe> recipe = service.options().recipes.front().recipe;
+  if (kv) {
+    const auto found = service.find_recipe(*kv);
+    found.ok() ? void(recipe = *found) : fields.fail("kv", found.status());
+  }
   if (const auto& error = fields.finish()) return answer_error(response, *error);
-  const auto path = file_in(options.slot_folder, *name);
+  const auto path = file_in(options.slot_folder, name);
   if (!path.ok()) return done(path.status(), {});
-  if (action == "restore" && !std::filesystem::exists(*path))
-    return answer_error(response, {404, "not_found_error", "there is no saved slot '" + *name + "'", "filename"});
+  std::error_code ignored;
+  const auto kind = std::filesystem::status(*path, ignored).type();
+  if (action == "restore" && kind == std::filesystem::file_type::not_found)
+    return answer_error(response, {404, "not_found_error", "there is no saved slot '" + name + "'", "filename"});
+  if (kind != std::filesystem::file_type::not_found && kind != std::filesystem::file_type::regular)
+    return answer_error(response, {409, "invalid_request_error", "'" + name + "' is not a regular file", "filename"});
   const auto begin = std::chrono::steady_clock::now();
-  Json json = {{"id_slot", id}, {"filename", *name}};
-  const Status s = service.scheduler().with_idle_slot(id, [&](Slot& slot) -> Status {
+  Json json = {{"id_slot", id}, {"filename", name}};
+  const Status s = with_slot(id, [&](Slot& slot) -> Status {
     if (action == "save") {
       // Nobody reads by way of a file what the slot would not have shared.
-      if (slot.salt() != salt && !slot.held().empty())
+      if (slot.salt() != salt && !slot.held().empty()) {
+        refusal = 403;
         return fail(Code::kInvalidArgument, "slot {} holds rows of another client", id);
+      }
       LONGKV_ASSIGN(const uint64_t bytes, save_session(slot.session(), *path));
       json["n_saved"] = slot.held().size();
       json["n_written"] = bytes;
       json["timings"] = {{"save_ms", ms_since(begin)}};
       return {};
     }
-    std::shared_ptr<const Recipe> recipe = service.options().recipes.front().recipe;
-    if (kv) {
-      LONGKV_ASSIGN(recipe, service.find_recipe(*kv));
+    const auto loaded = slot.restore(*recipe, *path, salt);
+    if (!loaded.ok()) {
+      const Code code = loaded.status().code();
+      if (code == Code::kCorrupt || code == Code::kInvalidArgument) refusal = 409;
+      return loaded.status();
     }
-    LONGKV_ASSIGN(const KvRestored restored, slot.restore(*recipe, *path, salt));
+    const KvRestored& restored = *loaded;
     json["n_restored"] = restored.tokens;
     json["n_read"] = restored.bytes_mapped + restored.bytes_copied;
     json["timings"] = {{"restore_ms", ms_since(begin)}};

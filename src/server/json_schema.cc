@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "server/fields.h"
 #include "server/json_grammar.h"
 
 namespace longkv::server {
@@ -13,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMaxLiteral = 1024;
+constexpr size_t kMaxLiteral = 1024;  // characters
 
 constexpr std::pair<const char*, JsonSchema::Type> kTypes[] = {
     {"object", JsonSchema::kObject}, {"array", JsonSchema::kArray},     {"string", JsonSchema::kString},
@@ -104,8 +105,10 @@ Result<int> JsonSchema::add(const json& schema, const std::string& path, int dep
   }
   const auto add_literal = [&](const json& value) -> Status {
     std::string literal = value.dump();
-    if (literal.size() > kMaxLiteral)
-      return fail(Code::kInvalidArgument, "schema {}: a value of more than {} bytes", path, kMaxLiteral);
+    const size_t length =
+        value.is_string() ? utf8_characters(value.get_ref<const std::string&>()) : utf8_characters(literal);
+    if (length > kMaxLiteral)
+      return fail(Code::kInvalidArgument, "schema {}: a value of more than {} characters", path, kMaxLiteral);
     if (std::find(node.literals.begin(), node.literals.end(), literal) == node.literals.end())
       node.literals.push_back(std::move(literal));
     return {};
@@ -148,9 +151,20 @@ Result<int> JsonSchema::add(const json& schema, const std::string& path, int dep
     if (!required->is_array()) return fail(Code::kInvalidArgument, "schema {}: 'required' must be a list", path);
     for (const json& name : *required) {
       const std::string text = name.is_string() ? name.dump() : "";
-      const auto at = std::find(node.names.begin(), node.names.end(), text);
-      if (at == node.names.end())
-        return fail(Code::kInvalidArgument, "schema {}: 'required' names what 'properties' does not", path);
+      if (text.empty()) return fail(Code::kInvalidArgument, "schema {}: 'required' must be a list of names", path);
+      auto at = std::find(node.names.begin(), node.names.end(), text);
+      if (at == node.names.end()) {
+        // What only 'required' names is what further members are.
+        const int child = schema.contains("additionalProperties") ? node.additional : 0;
+        if (child < 0 || node.names.size() == kMaxProperties) {
+          return fail(Code::kInvalidArgument,
+                      "schema {}: 'required' names {}, which 'additionalProperties' forbids or which is one too many",
+                      path, text.substr(0, 64));
+        }
+        node.names.push_back(text);
+        node.children.push_back(child);
+        at = node.names.end() - 1;
+      }
       node.required |= uint64_t(1) << (at - node.names.begin());
     }
   }

@@ -44,15 +44,24 @@ Json convert(const YAML::Node& node) {
 
 }  // namespace
 
-const std::string& openapi_json() {
-  static const std::string text = [] {
-    for (const UiFile& file : ui_files()) {
-      if (file.path == std::string_view("/openapi.yaml"))
-        return convert(YAML::Load(std::string(file.data, file.size))).dump();
-    }
-    return std::string("{}");
-  }();
-  return text;
+std::string openapi_json(const Service& service) {
+  Json api = Json::object();
+  for (const UiFile& file : ui_files()) {
+    if (file.path == std::string_view("/openapi.yaml")) api = convert(YAML::Load(std::string(file.data, file.size)));
+  }
+  Json& schemas = api["components"]["schemas"];
+  schemas["TokenId"]["maximum"] = service.model().config().vocab - 1;
+  for (const char* slot : {"SlotId", "WantedSlot"}) {
+    schemas[slot]["maximum"] = service.options().scheduler.slots - 1;
+  }
+  Json recipes = service.recipe_names();
+  recipes.push_back(nullptr);
+  schemas["Recipe"]["enum"] = std::move(recipes);
+  if (!service.takes_tools()) {
+    schemas["Tools"]["maxItems"] = 0;
+    schemas["Message"]["anyOf"].erase(1);  // calls alone
+  }
+  return api.dump();
 }
 
 }  // namespace longkv::server

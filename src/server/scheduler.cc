@@ -83,10 +83,10 @@ std::shared_ptr<EventQueue> Scheduler::submit(GenerateRequest request) {
   return events;
 }
 
-Status Scheduler::with_idle_slot(int slot, const std::function<Status(Slot&)>& work) {
+Status Scheduler::with_idle_slot(int slot, const std::function<Status(Slot&)>& work, bool* busy) {
   if (slot < 0 || slot >= options_.slots)
     return fail(Code::kInvalidArgument, "there is no slot {}; slots are 0 to {}", slot, options_.slots - 1);
-  SlotWork item{slot, &work, {}};
+  SlotWork item{.slot = slot, .work = &work, .result = {}};
   std::unique_lock lock(mutex_);
   works_.push_back(&item);
   wake_.notify_all();
@@ -95,6 +95,7 @@ Status Scheduler::with_idle_slot(int slot, const std::function<Status(Slot&)>& w
     std::erase(works_, &item);
     return fail(Code::kCancelled, "the server is shutting down");
   }
+  if (busy != nullptr) *busy = item.busy;
   return item.result;
 }
 
@@ -157,7 +158,8 @@ void Scheduler::do_works() {
     works_.pop_front();
     item.begun = true;
     Slot& slot = *slots_[size_t(item.slot)];
-    if (slot.state() != SlotState::kIdle) {
+    item.busy = slot.state() != SlotState::kIdle;
+    if (item.busy) {
       item.result = fail(Code::kInvalidArgument, "slot {} serves a request; try again when it is idle", item.slot);
     } else {
       // The caller waits for `done`, so its function lives on while nobody holds the lock.

@@ -55,8 +55,8 @@ class Scheduler {
   // Events of the request come through the queue, the last one Finished or a Status. Null: too many requests wait.
   std::shared_ptr<EventQueue> submit(GenerateRequest request);
   // Runs `work` on the scheduler's thread with a slot that serves nobody. Errors: kInvalidArgument (no such slot, or it
-  // is busy), kCancelled (the server ends), those of `work`.
-  Status with_idle_slot(int slot, const std::function<Status(Slot&)>& work);
+  // is busy, which `busy` tells), kCancelled (the server ends), those of `work`.
+  Status with_idle_slot(int slot, const std::function<Status(Slot&)>& work, bool* busy = nullptr);
 
   Counters counters() const;
   std::vector<SlotInfo> slots() const;
@@ -105,7 +105,7 @@ class Scheduler {
     int slot = 0;
     const std::function<Status(Slot&)>* work = nullptr;
     Status result;
-    bool begun = false, done = false;
+    bool begun = false, done = false, busy = false;
   };
   std::deque<SlotWork*> works_;
   std::condition_variable work_done_;

@@ -40,7 +40,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto x = fields.number("x", 0, 1);
   require(!x || (*x >= 0 && *x <= 1));
   const auto s = fields.text("s", 8);
-  require(!s || s->size() <= 8);
+  require(!s || utf8_characters(*s) <= 8);
   (void)fields.boolean("b");
   (void)fields.finish();
   if (const nlohmann::ordered_json* schema = fields.any("schema")) {

@@ -136,6 +136,39 @@ TEST(BadRequests, PathsAndMethods) {
   expect_error(server.get("/" + std::string(9000, 'a')), 414, "");
   EXPECT_EQ(server.get("/../../etc/passwd").status, 404);
   EXPECT_EQ(server.get("/%2e%2e/%2e%2e/etc/passwd").status, 404);
+  expect_error(server.send(request_text("TRACE", "/nothing", "")), 404, "");
+  expect_error(server.get("/slots?fail_on_no_slot=maybe"), 400, "");
+  EXPECT_EQ(server.get("/slots?fail_on_no_slot=0").status, 200);
+  // What follows a GET that has a body is not taken for a request.
+  const std::string hidden = "GET /slots HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  Wire wire(server.port());
+  wire.send("GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + std::to_string(hidden.size()) + "\r\n\r\n" +
+            hidden);
+  const std::string all = wire.read([](const std::string&) { return false; }, 5);
+  EXPECT_TRUE(wire.closed());
+  EXPECT_EQ(all.find("is_processing"), std::string::npos) << all;
+}
+
+TEST(BadRequests, NamesOfOneLengthMustAgree) {
+  TestServer server;
+  for (const char* path : {"/v1/completions", "/completion"}) {
+    const auto with = [&](json more) {
+      json body = completion("abc");
+      body.update(more);
+      return server.post(path, body);
+    };
+    const Reply refused = with({{"max_tokens", 3}, {"max_completion_tokens", 4}});
+    expect_error(refused, 400, path);
+    EXPECT_EQ(refused.parsed()["error"]["param"], "max_completion_tokens");
+    expect_error(with({{"n_predict", 3}, {"max_tokens", -1}}), 400, path);
+    const json same = with({{"n_predict", 3}, {"max_tokens", 3}, {"max_completion_tokens", 3}}).parsed();
+    EXPECT_EQ(same["timings"]["predicted_n"], 3);
+    EXPECT_EQ(with({{"max_tokens", nullptr}, {"n_predict", 2}}).parsed()["timings"]["predicted_n"], 2);
+  }
+  // A null is no length: OpenAI's default holds.
+  EXPECT_EQ(
+      server.post("/v1/completions", completion("abc", {{"max_tokens", nullptr}})).parsed()["timings"]["predicted_n"],
+      16);
 }
 
 TEST(BadRequests, SizesAndSlowness) {

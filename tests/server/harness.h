@@ -167,7 +167,9 @@ class TestServer {
     for (int i = 0; i < 200 && get("/health").status != 200; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  ~TestServer() {
+  ~TestServer() { stop(); }
+  void stop() {
+    if (!thread_.joinable()) return;
     http_->stop();
     thread_.join();
   }

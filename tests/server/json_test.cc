@@ -119,9 +119,19 @@ TEST(JsonGrammar, Schemas) {
   EXPECT_TRUE(accepts(*open, R"({"a":null,"b":true,"ab":false})"));
   EXPECT_FALSE(accepts(*open, R"({"a":true})"));
   EXPECT_FALSE(accepts(*open, R"({"b":1})"));
+  // Names that only 'required' has.
+  for (const json& more : {json::object(), json{{"properties", json::object()}}}) {
+    json schema_of_names = {{"type", "object"}, {"required", {"x"}}};
+    schema_of_names.update(more);
+    const auto named = compiled(schema_of_names);
+    EXPECT_TRUE(accepts(*named, R"({"x":[1,"a"]})")) << schema_of_names;
+    EXPECT_FALSE(accepts(*named, R"({})")) << schema_of_names;
+    EXPECT_EQ(accepts(*named, R"({"x":1,"y":2})"), more.empty()) << schema_of_names;
+  }
   for (const json& wrong :
        {json{{"type", "thing"}}, json{{"oneOf", json::array()}}, json{{"enum", json::array()}}, json(5),
-        json{{"type", "array"}, {"minItems", 3}, {"maxItems", 2}}, json{{"required", {"x"}}}, json{{"minLength", -1}}})
+        json{{"type", "array"}, {"minItems", 3}, {"maxItems", 2}},
+        json{{"required", {"x"}}, {"additionalProperties", false}}, json{{"required", {1}}}, json{{"minLength", -1}}})
     EXPECT_EQ(JsonSchema::compile(wrong).status().code(), Code::kInvalidArgument) << wrong;
 }
 

@@ -164,6 +164,8 @@ def main():
         page.call("DOM.setFileInputFiles", nodeId=node, files=[path])
         page.wait("document.querySelector('#document-text').textContent.includes('tokens')", "the document's length")
         page.run(f"document.querySelector('#recipe').value = {json.dumps(recipes[1])}")
+        page.run("window.progress = []; new MutationObserver(() => window.progress.push(document.querySelector('#progress-text').value))"
+                 ".observe(document.querySelector('#progress-text'), {childList: true, characterData: true, subtree: true})")
         page.click("#question")
         page.type("Who keeps the mill?")
         page.click("#send")
@@ -171,6 +173,9 @@ def main():
         page.screenshot(os.path.join(folder, "page-reading.png"))
         page.wait("document.querySelector('#runs tbody').rows.length === 2", "the second answer's cost", 120)
         assert page.run("document.querySelector('#m-mass').textContent").endswith("%")
+        steps = page.run("window.progress")
+        assert len(steps) >= 3 and steps[0].endswith(" tokens") and steps[-1].endswith(" left"), steps
+        assert not any(", 0 tokens/s" in s for s in steps), steps
         # The same document again: nothing but the question is read.
         page.click("#question")
         page.type("What stands beside the river?")

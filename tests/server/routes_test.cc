@@ -1,4 +1,6 @@
 // Every route of a running server: what it answers, whole and as a stream.
+#include <sys/stat.h>
+
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -175,16 +177,33 @@ TEST(Routes, TheDescriptionIsTrue) {
     for (const auto& [method, operation] : methods.items()) {
       const Reply reply = method == "get" ? server.get(address) : server.post_text(address, "{}");
       EXPECT_TRUE(method == "get" ? reply.status == 200 : reply.status == 400) << method << " " << path << reply.status;
-      EXPECT_EQ(method == "get" ? server.post_text(address, "{}").status : server.get(address).status,
-                address == "/slots/0" ? 404 : 405)
-          << path;
+      for (const char* other : {"GET", "POST", "PUT", "DELETE", "PATCH", "TRACE", "QUERY"}) {
+        if (method == (other == std::string("GET") ? "get" : other == std::string("POST") ? "post" : "")) continue;
+        const Reply refused = server.send(request_text(other, address, "{}"));
+        EXPECT_EQ(refused.status, 405) << other << path;
+        EXPECT_NE(refused.head.find(method == "get" ? "Allow: GET, HEAD, OPTIONS" : "Allow: POST, OPTIONS"),
+                  std::string::npos)
+            << refused.head;
+      }
     }
   }
   // A field of the description that the server does not know would be refused by name.
-  for (const auto& [name, schema] : spec["components"]["schemas"]["Sampling"]["properties"].items()) {
-    json body = completion("abc", {{"max_tokens", 1}, {name, json()}});
+  const json& schemas = spec["components"]["schemas"];
+  for (const auto& [name, schema] : schemas["CompletionRequest"]["properties"].items()) {
+    json body = completion("abc", {{"max_tokens", 1}});
+    if (!body.contains(name)) body[name] = json();
     EXPECT_EQ(server.post("/v1/completions", body).status, 200) << name;
+    EXPECT_EQ(server.post("/completion", body).status, 200) << name;
   }
+  for (const auto& [name, schema] : schemas["ChatRequest"]["properties"].items()) {
+    json body = chat("abc", {{"max_tokens", 1}});
+    if (!body.contains(name)) body[name] = json();
+    EXPECT_EQ(server.post("/v1/chat/completions", body).status, 200) << name;
+  }
+  // What this server allows.
+  EXPECT_EQ(schemas["Recipe"]["enum"].size(), server.service().recipe_names().size() + 1);
+  EXPECT_EQ(schemas["TokenId"]["maximum"], server.service().model().config().vocab - 1);
+  EXPECT_EQ(schemas["WantedSlot"]["maximum"], 1);
 }
 
 TEST(Routes, SlotsCanBeErased) {
@@ -218,14 +237,27 @@ TEST(Routes, SlotsAreSavedAndRestored) {
     EXPECT_EQ(server.post("/slots/0?action=restore", json{{"filename", "absent"}}).status, 404);
     // A file under another recipe is refused, as is one that is none; the slot holds what it held.
     std::ofstream(folder + "/noise.kv") << std::string(5000, 'n');
-    EXPECT_EQ(server.post("/slots/0?action=restore", json{{"filename", "noise.kv"}}).status, 400);
-    EXPECT_EQ(server.post("/slots/0?action=restore", json{{"filename", "book.kv"}, {"kv", "quest"}}).status, 400);
+    EXPECT_EQ(server.post("/slots/0?action=restore", json{{"filename", "noise.kv"}}).status, 409);
+    EXPECT_EQ(server.post("/slots/0?action=restore", json{{"filename", "book.kv"}, {"kv", "quest"}}).status, 409);
     const json kept = server.post("/v1/completions", completion(prompt, {{"id_slot", 0}})).parsed();
     EXPECT_EQ(kept["choices"], first["choices"]);
     EXPECT_EQ(kept["usage"]["prompt_tokens_details"]["cached_tokens"], 288);
-    EXPECT_EQ(server.post("/slots/1?action=restore", json{{"filename", "book.kv"}, {"kv", "quest"}}).status, 400);
+    EXPECT_EQ(server.post("/slots/1?action=restore", json{{"filename", "book.kv"}, {"kv", "quest"}}).status, 409);
     EXPECT_EQ(server.post("/v1/completions", completion(prompt, {{"id_slot", 1}})).parsed()["choices"],
               first["choices"]);
+    std::filesystem::create_directories(folder + "/folder");
+    ASSERT_EQ(::mkfifo((folder + "/pipe").c_str(), 0600), 0);
+    for (const char* name : {"folder", "pipe"}) {
+      EXPECT_EQ(server.post("/slots/0?action=restore", json{{"filename", name}}).status, 409) << name;
+      EXPECT_EQ(server.post("/slots/0?action=save", json{{"filename", name}}).status, 409) << name;
+    }
+    EXPECT_EQ(server.post("/slots/0?action=save&action=erase", json{{"filename", "twice.kv"}}).status, 400);
+    // Without a name, one of the slot's; before anything was saved under it there is nothing to restore.
+    EXPECT_EQ(server.post_text("/slots/0?action=restore", "").status, 404);
+    EXPECT_EQ(server.post_text("/slots/0?action=save", "").parsed()["filename"], "slot-0.kv");
+    EXPECT_EQ(server.post_text("/slots/0?action=restore", "").parsed()["n_restored"], 315);
+    // Nobody saves what belongs to another key.
+    EXPECT_EQ(server.post_text("/slots/0?action=save", "", "X-Api-Key: other\r\n").status, 403);
     std::filesystem::create_symlink("/etc/passwd", folder + "/link");
     EXPECT_EQ(server.post("/slots/0?action=restore", json{{"filename", "link"}}).status, 400);
   }

@@ -1,4 +1,5 @@
 // Clients that leave, do not read, or come in crowds.
+#include <filesystem>
 #include <random>
 
 #include "harness.h"
@@ -46,6 +47,54 @@ TEST(Streams, AClientThatDoesNotReadIsLetGo) {
   }
   EXPECT_EQ(server.post("/v1/completions", completion("abc")).status, 200) << "others are served";
   EXPECT_TRUE(server.until_slots(all_idle, 10));
+}
+
+// Nothing is saved, put back or forgotten under an answer that runs.
+TEST(Streams, ASlotThatAnswersIsLeftAlone) {
+  if (smol().empty()) GTEST_SKIP() << "SmolLM2 was not fetched";
+  const std::string folder = test::temp_path("busy_slots");
+  std::filesystem::create_directories(folder);
+  TestServer server([&](ServiceOptions&, HttpOptions& h) { h.slot_folder = folder; }, smol());
+  const auto act = [&](const char* action) {
+    return server.post_text(std::string("/slots/0?action=") + action, "").status;
+  };
+  EXPECT_EQ(act("save"), 200);
+  Wire wire(server.port());
+  wire.send(request_text(
+      "POST", "/completion",
+      completion("The river", {{"stream", true}, {"ignore_eos", true}, {"n_predict", 3000}, {"id_slot", 0}}).dump()));
+  ASSERT_NE(wire.read(has_text, 20).find("data: "), std::string::npos);
+  for (const char* action : {"save", "restore", "erase"}) EXPECT_EQ(act(action), 409) << action;
+  wire.close();
+  ASSERT_TRUE(server.until_slots(all_idle, 5));
+  for (const char* action : {"save", "restore", "erase"}) EXPECT_EQ(act(action), 200) << action;
+}
+
+// A stream that the end of the server cuts says so, and a client that does not read does not hold the end up.
+TEST(Streams, TheEndOfTheServerIsTold) {
+  if (smol().empty()) GTEST_SKIP() << "SmolLM2 was not fetched";
+  for (const char* path : {"/v1/chat/completions", "/completion"}) {
+    TestServer server({}, smol());
+    json body = std::string(path) == "/completion" ? completion("The river") : chat("Count to ten thousand.");
+    body.update({{"stream", true}, {"ignore_eos", true}, {"max_tokens", 4000}});
+    Wire wire(server.port()), stuck(server.port());
+    wire.send(request_text("POST", path, body.dump()));
+    stuck.small_buffer();
+    body["logit_bias"] = json::object();
+    stuck.send(request_text("POST", path, body.dump()));
+    const std::string first = wire.read(has_text, 20);
+    ASSERT_NE(first.find("\"content\":\""), std::string::npos);
+    const auto begin = std::chrono::steady_clock::now();
+    server.stop();
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4));
+    const std::string rest = wire.read([](const std::string&) { return false; }, 5);
+    const size_t at = rest.rfind("data: {\"error\":");
+    ASSERT_NE(at, std::string::npos) << rest.substr(rest.size() < 300 ? 0 : rest.size() - 300);
+    const json error = json::parse(rest.substr(at + 6, rest.find("\n\n", at) - at - 6))["error"];
+    EXPECT_EQ(error["code"], 503);
+    EXPECT_EQ(error["type"], "unavailable_error");
+    EXPECT_TRUE(rest.ends_with("0\r\n\r\n")) << "the stream ends as HTTP asks";
+  }
 }
 
 TEST(Streams, TokensComeAsTheyAreMade) {

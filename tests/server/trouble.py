@@ -407,11 +407,11 @@ def limits(options, folder):
           answer["error"]["n_prompt_tokens"] > CONTEXT, answer)
     # A KV file of another recipe, of another model, and one that is none.
     status, answer = server.call("POST", "/slots/0?action=restore", {"filename": "book.kv", "kv": KV[1]})
-    check(status == 400 and "other settings" in answer["error"]["message"], answer)
+    check(status == 409 and "other settings" in answer["error"]["message"], answer)
     with open(os.path.join(saved, "noise.kv"), "wb") as file:
         file.write(random.Random(1).randbytes(100000))
     status, answer = server.call("POST", "/slots/0?action=restore", {"filename": "noise.kv"})
-    check(status == 400 and answer["error"]["message"], answer)
+    check(status == 409 and answer["error"]["message"], answer)
     check(server.call("POST", "/slots/0?action=restore", {"filename": "none.kv"})[0] == 404, "a file that is not there")
     held = server.call("GET", "/slots")[1][0]["n_tokens"]
     check(held > 900, f"the old state stays: {held}")
@@ -419,7 +419,7 @@ def limits(options, folder):
         other = argparse.Namespace(**{**vars(options), "model": options.other_model})
         elsewhere = Server(other, "-np", "1", "--slot-save-path", saved)
         status, answer = elsewhere.call("POST", "/slots/0?action=restore", {"filename": "book.kv"})
-        check(status == 400 and "model" in answer["error"]["message"], answer)
+        check(status == 409 and "model" in answer["error"]["message"], answer)
         elsewhere.stop()
     # A time limit, and a log without what was said.
     status, answer = server.call("POST", "/v1/completions", {"prompt": book, "timeout": 0.01, "max_tokens": 1000, "kv_reuse": "none"})

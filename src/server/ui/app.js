@@ -11,7 +11,6 @@ function bytes(n) {
 }
 const count = n => Math.round(n).toLocaleString("en");
 function duration(s) {
-  if (!isFinite(s)) return "–";
   return s >= 90 ? `${Math.floor(s / 60)} min ${Math.round(s % 60)} s` : s >= 10 ? `${Math.round(s)} s` : `${s.toFixed(1)} s`;
 }
 
@@ -105,8 +104,9 @@ function showProgress(p) {
   $("reading").hidden = false;
   $("progress").max = p.total;
   $("progress").value = p.processed;
-  const left = rate > 0 ? (p.total - p.processed) / rate : NaN;
-  $("progress-text").value = `${count(p.processed)} of ${count(p.total)} tokens, ${count(rate)} tokens/s, ${duration(left)} left`;
+  // Before the first piece was read there is no speed to speak of.
+  const speed = rate > 0 ? `, ${count(rate)} tokens/s, ${duration((p.total - p.processed) / rate)} left` : "";
+  $("progress-text").value = `${count(p.processed)} of ${count(p.total)} tokens${speed}`;
   $("m-held").textContent = count(p.cache) + " tokens";
   if (rate > 0) $("m-read").textContent = count(rate) + " tokens/s";
 }
@@ -170,7 +170,7 @@ async function ask(question) {
   $("m-first").textContent = "–";
   setTimeout(pollSlots, 200);
   const begin = performance.now();
-  let answer = "", last = 0;
+  let answer = "", last = 0, ended = false;
   try {
     const response = await fetch("v1/chat/completions", {
       method: "POST", headers: headers(), signal: state.abort.signal,
@@ -207,8 +207,10 @@ async function ask(question) {
       }
       if (m.timings?.kv) showTimings(m.timings);
       const finish = m.choices[0]?.finish_reason;
+      ended ||= Boolean(finish);
       if (finish) $("status").textContent = finish === "length" ? "Cut at the number of tokens." : "Done.";
     }
+    if (!ended) throw new Error("The connection ended before the answer did.");
   } catch (error) {
     if (error.name === "AbortError") {
       $("status").textContent = "Stopped.";
