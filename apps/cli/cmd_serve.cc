@@ -36,7 +36,7 @@ struct ServeOptions {
   std::vector<std::string> keys, allow_kv;
   int slots = 4;
   int queue = 64;
-  double prompt_share = 1;
+  double prompt_share = 0.5;
   double timeout = 3600;
   double ping = 30;
   bool no_slots = false, no_ui = false;

@@ -208,7 +208,8 @@ def restore(name, start, options, row):
         return
     path = pathlib.Path(options.kv_file)
     ids = [1] * options.kv_tokens + [2]
-    with start(["--slot-save-path", str(path.parent), "-c", str(options.kv_tokens + 64), "-np", "1"]) as server:
+    with Server([options.longkv, "serve", "-q", "-m", options.model, "-t", str(options.threads), "-np", "1", "-c",
+                 str(options.kv_tokens + 64), "--slot-save-path", str(path.parent)]) as server:
         begin = time.perf_counter()
         status, answer = server.call("POST", "/slots/0?action=restore", {"filename": path.name})
         assert status == 200, answer

@@ -52,7 +52,9 @@ Result<uint8_t> types_of(const json& value, const std::string& path) {
     return types;
   }
   for (const json& name : value) LONGKV_TRY(add(name));
-  if (types == 0) return fail(Code::kInvalidArgument, "schema {}: 'type' is an empty list", path);
+  if (types == 0 || value.size() > std::size(kTypes))
+    return fail(Code::kInvalidArgument, "schema {}: 'type' must be a name or a list of 1 to {}", path,
+                std::size(kTypes));
   return types;
 }
 
@@ -123,9 +125,10 @@ Result<int> JsonSchema::add(const json& schema, const std::string& path, int dep
   LONGKV_TRY(read_count(schema, "maxItems", path, node.max_items));
   LONGKV_TRY(read_count(schema, "minLength", path, node.min_length));
   LONGKV_TRY(read_count(schema, "maxLength", path, node.max_length));
-  if (node.max_items >= 0 && node.min_items > node.max_items)
+  // Bounds of a type that the schema does not have bind nothing.
+  if ((node.types & kArray) != 0 && node.max_items >= 0 && node.min_items > node.max_items)
     return fail(Code::kInvalidArgument, "schema {}: minItems is above maxItems", path);
-  if (node.max_length >= 0 && node.min_length > node.max_length)
+  if ((node.types & kString) != 0 && node.max_length >= 0 && node.min_length > node.max_length)
     return fail(Code::kInvalidArgument, "schema {}: minLength is above maxLength", path);
   if (const auto items = schema.find("items"); items != schema.end()) {
     LONGKV_ASSIGN(node.items, add(*items, path + ".items", depth + 1));

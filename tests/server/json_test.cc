@@ -119,6 +119,7 @@ TEST(JsonGrammar, Schemas) {
   EXPECT_TRUE(accepts(*open, R"({"a":null,"b":true,"ab":false})"));
   EXPECT_FALSE(accepts(*open, R"({"a":true})"));
   EXPECT_FALSE(accepts(*open, R"({"b":1})"));
+  EXPECT_TRUE(accepts(*compiled({{"type", "null"}, {"minLength", 3}, {"maxLength", 2}}), "null"));
   // Names that only 'required' has.
   for (const json& more : {json::object(), json{{"properties", json::object()}}}) {
     json schema_of_names = {{"type", "object"}, {"required", {"x"}}};
@@ -129,7 +130,8 @@ TEST(JsonGrammar, Schemas) {
     EXPECT_EQ(accepts(*named, R"({"x":1,"y":2})"), more.empty()) << schema_of_names;
   }
   for (const json& wrong :
-       {json{{"type", "thing"}}, json{{"oneOf", json::array()}}, json{{"enum", json::array()}}, json(5),
+       {json{{"type", "thing"}}, json{{"type", json::array()}}, json{{"type", json(8, "null")}},
+        json{{"oneOf", json::array()}}, json{{"enum", json::array()}}, json(5),
         json{{"type", "array"}, {"minItems", 3}, {"maxItems", 2}},
         json{{"required", {"x"}}, {"additionalProperties", false}}, json{{"required", {1}}}, json{{"minLength", -1}}})
     EXPECT_EQ(JsonSchema::compile(wrong).status().code(), Code::kInvalidArgument) << wrong;

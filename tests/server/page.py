@@ -173,6 +173,7 @@ def main():
         page.screenshot(os.path.join(folder, "page-reading.png"))
         page.wait("document.querySelector('#runs tbody').rows.length === 2", "the second answer's cost", 120)
         assert page.run("document.querySelector('#m-mass').textContent").endswith("%")
+        assert "select=" in page.run("document.querySelector('#recipe-text').textContent"), "the recipe in full"
         steps = page.run("window.progress")
         assert len(steps) >= 3 and steps[0].endswith(" tokens") and steps[-1].endswith(" left"), steps
         assert not any(", 0 tokens/s" in s for s in steps), steps

@@ -138,6 +138,12 @@ async function pollSlots() {
   setTimeout(pollSlots, 400);
 }
 
+// In full, with places to break a line behind commas.
+function showRecipe(text) {
+  const parts = text ? text.split(/(?<=,)/) : [];
+  $("recipe-text").replaceChildren(...parts.flatMap(part => [part, document.createElement("wbr")]));
+}
+
 function showTimings(t) {
   const read = t.kv.bytes_read_per_token + t.kv.index_bytes_read_per_token;
   const mass = t.kv.captured_mass === undefined ? "–" : (100 * t.kv.captured_mass).toFixed(1) + " %";
@@ -146,7 +152,7 @@ function showTimings(t) {
   $("m-held").textContent = count(t.cache_n) + " tokens";
   $("m-bytes").textContent = bytes(read);
   $("m-mass").textContent = mass;
-  $("recipe-text").textContent = t.kv.recipe;
+  showRecipe(t.kv.recipe);
   const row = $("runs").tBodies[0].insertRow(0);
   for (const cell of [$("recipe").value, t.predicted_per_second.toFixed(1), bytes(read), mass]) row.insertCell().textContent = cell;
 }
@@ -167,7 +173,8 @@ async function ask(question) {
   state.id = "";
   busy(true);
   $("status").textContent = "Waiting…";
-  $("m-first").textContent = "–";
+  for (const meter of ["m-first", "m-read", "m-speed", "m-held", "m-bytes", "m-mass"]) $(meter).textContent = "–";
+  showRecipe("");
   setTimeout(pollSlots, 200);
   const begin = performance.now();
   let answer = "", last = 0, ended = false;
