@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
-#include <memory>
 
+#include "base/aligned.h"
 #include "base/checked.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -135,10 +134,6 @@ HWY_EXPORT(score_squares);
 
 namespace {
 
-struct Free {
-  void operator()(float* p) const { std::free(p); }
-};
-
 // Squares of queries in reverse order, in log2 units, scaled by the queries that they have.
 void load_squares(const AntidiagonalArgs& args, int64_t first_square, int64_t squares, int64_t padded, float* dst) {
   const int64_t dim = args.kv.dim_k, stride = args.stride;
@@ -178,8 +173,7 @@ void antidiagonal_shares(const AntidiagonalArgs& args, ThreadPool& pool, BlockSh
   const int64_t panels = ceil_div(ceil_div(end, args.stride), kSquarePanel);
   const int64_t packed_size = kSquarePanel * args.stride * dim;
   const int64_t per_worker = packed_size + round_up(32 * dim, 16);
-  const std::unique_ptr<float, Free> memory(
-      static_cast<float*>(std::aligned_alloc(64, size_t(per_worker * pool.threads()) * sizeof(float))));
+  const AlignedFloats memory = aligned_floats(size_t(per_worker * pool.threads()));
   pool.run(panels - first_panel, [&](int64_t task, int worker) {
     float* base = memory.get() + per_worker * worker;
     HWY_DYNAMIC_DISPATCH(score_squares)

@@ -1,9 +1,9 @@
 #include "prefill/attention.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <vector>
 
+#include "base/aligned.h"
 #include "base/checked.h"
 #include "prefill/attention_tile.h"
 
@@ -16,11 +16,6 @@ constexpr int64_t kTargetRows = 288;
 // Items per thread below which query tiles are made smaller. The bits of the result do not depend on the tiles.
 constexpr int64_t kItemsPerThread = 4;
 constexpr int64_t kMinTokens = 16;
-
-struct FreeDeleter {
-  void operator()(float* p) const { std::free(p); }
-};
-using AlignedFloats = std::unique_ptr<float, FreeDeleter>;
 
 // Hands out 64-byte aligned pieces of one allocation; without one (null) it only counts.
 class Carver {
@@ -83,10 +78,9 @@ struct PrefillAttention::Scratch {
     shape = s;
     Carver sizes(nullptr);
     carve(s, sizes);
-    const size_t bytes = size_t(sizes.used()) * sizeof(float);
     for (size_t w = 0; w < workers.size(); ++w) {
       memory[w].reset();
-      memory[w].reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
+      memory[w] = aligned_floats(size_t(sizes.used()));
       Carver carver(memory[w].get());
       workers[w] = carve(s, carver);
     }

@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <memory>
 
+#include "base/aligned.h"
 #include "base/checked.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -178,14 +177,6 @@ HWY_EXPORT(sample_sums);
 HWY_EXPORT(sample_masses);
 HWY_EXPORT(load_sample_queries);
 
-namespace {
-
-struct Free {
-  void operator()(float* p) const { std::free(p); }
-};
-
-}  // namespace
-
 SampleArgs sample_of_chunk(const PrefillAttendArgs& chunk, int64_t kv_head, int64_t queries) {
   const int64_t group = chunk.group_size, dim = chunk.heads[0].dim_k;
   SampleArgs args;
@@ -213,8 +204,7 @@ void sample_attention(const SampleArgs& args, ThreadPool& pool, AttentionSample&
   const int64_t per_worker =
       round_up(kSampleTile * dim, 16) + round_up(32 * dim, 16) + round_up(padded * kSampleStride, 16);
   const int64_t q_size = round_up(padded * dim, 16);
-  const size_t bytes = size_t(q_size + per_worker * pool.threads()) * sizeof(float);
-  const std::unique_ptr<float, Free> memory(static_cast<float*>(std::aligned_alloc(64, bytes)));
+  const AlignedFloats memory = aligned_floats(size_t(q_size + per_worker * pool.threads()));
   float* q = memory.get();
   std::memset(q, 0, size_t(q_size) * sizeof(float));
   HWY_DYNAMIC_DISPATCH(load_sample_queries)(args, q);

@@ -64,8 +64,9 @@ class Merger {
       begin += static_cast<size_t>(lengths[i]);
     }
     const auto pair_at = [&](size_t i) {
-      return table_.merge(symbols[i], symbols[i + 1],
-                          word.substr(begins[i], static_cast<size_t>(lengths[i] + lengths[i + 1])));
+      return table_.merge(
+          symbols[i], symbols[i + 1],
+          word.substr(begins[i], static_cast<size_t>(lengths[i]) + static_cast<size_t>(lengths[i + 1])));
     };
     for (size_t i = 0; i + 1 < n; ++i) pairs[i] = pair_at(i);
     while (n > 1) {
