@@ -246,6 +246,9 @@ TEST(ChatTemplate, WorkMemoryAndOutputAreBounded) {
        "%}",
        "line 1"},
       {"{% for c in ('x' * 60000000) %}{% endfor %}", "line 1"},
+      // A list of 2^30 shared parts, joined to another value's text: found by the fuzzer.
+      {"{% set n = namespace(l=[]) %}{% for i in range(30) %}{% set n.l = [n.l, n.l] %}{% endfor %}{{ '' ~ n.l }}",
+       "a text is too long"},
   };
   jinja::Limits limits;
   limits.steps = 2'000'000;

@@ -128,8 +128,9 @@ void append_json_text(TextBuilder& out, const Str* s, bool ensure_ascii) {
   out.add_neutral("\"");
 }
 
-// Values may share parts, so a small one can be long to write.
-constexpr size_t kMaxTextBytes = size_t{64} << 20;
+// Values may share parts, so a small one can be long to write, and its bytes count as work only when it is written,
+// though piece by piece they take longer than in a copy. The text of a string itself is not bound by this.
+constexpr size_t kMaxTextBytes = size_t{16} << 20;
 
 Status check_bounds(const TextBuilder& out, int depth) {
   if (depth > kMaxValueDepth) {
