@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace longkv {
@@ -21,5 +22,8 @@ Utf8Char decode_utf8(const char* bytes, size_t available);
 // Number of leading bytes of `bytes` that may still become one well-formed character when more bytes follow;
 // 0 if the bytes are complete or can never become one. Used on a tail of at most 3 bytes.
 size_t incomplete_utf8(std::string_view bytes);
+
+// Appends the character `code`, at most 10FFFF.
+void append_utf8(std::string& out, uint32_t code);
 
 }  // namespace longkv

@@ -179,7 +179,6 @@ Result<std::shared_ptr<CardModel>> CardModel::load(std::shared_ptr<const LoadedM
 }
 
 const LoadedModel& CardModel::model() const { return *impl_->model; }
-std::shared_ptr<const LoadedModel> CardModel::shared_model() const { return impl_->model; }
 const CudaCard& CardModel::device() const { return impl_->card; }
 int64_t CardModel::vram_used() const { return impl_->memory->used(); }
 int64_t CardModel::vram_peak() const { return impl_->memory->peak(); }
@@ -210,7 +209,6 @@ Result<std::shared_ptr<CardModel>> CardModel::load(std::shared_ptr<const LoadedM
   return cuda_cards().status();
 }
 const LoadedModel& CardModel::model() const { return *impl_->model; }
-std::shared_ptr<const LoadedModel> CardModel::shared_model() const { return impl_->model; }
 const CudaCard& CardModel::device() const { return impl_->card; }
 int64_t CardModel::vram_used() const { return 0; }
 int64_t CardModel::vram_peak() const { return 0; }

@@ -25,7 +25,6 @@ class CardModel {
   ~CardModel();
 
   const LoadedModel& model() const;
-  std::shared_ptr<const LoadedModel> shared_model() const;
   const CudaCard& device() const;
   int64_t vram_used() const;  // bytes, of everything that shares this model
   int64_t vram_peak() const;

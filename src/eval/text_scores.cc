@@ -34,24 +34,6 @@ uint32_t lower(uint32_t c) {
   return c;
 }
 
-void append_utf8(std::string& out, uint32_t c) {
-  if (c < 0x80) {
-    out += char(c);
-  } else if (c < 0x800) {
-    out += char(0xc0 | c >> 6);
-    out += char(0x80 | (c & 0x3f));
-  } else if (c < 0x10000) {
-    out += char(0xe0 | c >> 12);
-    out += char(0x80 | (c >> 6 & 0x3f));
-    out += char(0x80 | (c & 0x3f));
-  } else {
-    out += char(0xf0 | c >> 18);
-    out += char(0x80 | (c >> 12 & 0x3f));
-    out += char(0x80 | (c >> 6 & 0x3f));
-    out += char(0x80 | (c & 0x3f));
-  }
-}
-
 std::vector<std::string> words_of(const Codes& codes) {
   std::vector<std::string> words;
   bool inside = false;

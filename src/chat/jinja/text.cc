@@ -216,19 +216,6 @@ size_t byte_of(const Str* s, int64_t index) {
   return pos;
 }
 
-void append_utf8(std::string& out, uint32_t code) {
-  if (code < 0x80) {
-    out += char(code);
-  } else if (code < 0x800) {
-    out += {char(0xC0 | (code >> 6)), char(0x80 | (code & 0x3F))};
-  } else if (code < 0x10000) {
-    out += {char(0xE0 | (code >> 12)), char(0x80 | ((code >> 6) & 0x3F)), char(0x80 | (code & 0x3F))};
-  } else {
-    out += {char(0xF0 | (code >> 18)), char(0x80 | ((code >> 12) & 0x3F)), char(0x80 | ((code >> 6) & 0x3F)),
-            char(0x80 | (code & 0x3F))};
-  }
-}
-
 const Str* change_case(Heap& heap, const Str* s, CaseChange change) {
   TextBuilder out;
   out.reserve(s->text.size());

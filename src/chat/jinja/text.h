@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/utf8.h"
 #include "chat/jinja/value.h"
 #include "longkv/status.h"
 
@@ -16,7 +17,6 @@ size_t skip_space(std::string_view text, size_t pos);
 size_t end_without_space(std::string_view text);
 // Byte offset of a character; `index` is between 0 and s->length().
 size_t byte_of(const Str* s, int64_t index);
-void append_utf8(std::string& out, uint32_t code);
 
 // str.upper() and so on; `title` begins every word with an upper-case letter, `capitalize` the text.
 enum class CaseChange { kUpper, kLower, kTitle, kCapitalize, kSwap };
