@@ -77,6 +77,10 @@ nlohmann::ordered_json cost_json(const Session& session, const Answer& answer, c
   j["context"] = cost.context;
   j["tokens_held"] = session.tokens();
   j["kv_bytes_held"] = session.kv_bytes_held();
+  if (session.on_card() && session.options().card->host_layers() > 0) {
+    j["layers_in_memory"] = session.options().card->host_layers();
+    j["streamed_weight_bytes"] = session.options().card->streamed_bytes();
+  }
   if (stats.steps > 0) {
     const double steps = double(stats.steps);
     const double kv = double(stats.kv_bytes) / steps, index = double(stats.index_bytes) / steps;
@@ -134,6 +138,10 @@ std::string cost_text(const nlohmann::ordered_json& j) {
                          number("read_bandwidth_gb_per_s"));
     }
     out += "\n";
+  }
+  if (j.contains("layers_in_memory")) {
+    out += fmt::format("card    {:.0f} layers in memory; {:.1f} MB of their weights crossed the bus\n",
+                       number("layers_in_memory"), number("streamed_weight_bytes") / 1e6);
   }
   if (j.contains("blocks_found_on_card")) {
     out += fmt::format("card    {:.1f}% of the attended blocks lay there; {:.2f} MB a token fetched from memory\n",

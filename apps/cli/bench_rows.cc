@@ -70,6 +70,10 @@ Json to_json(const BenchRow& r) {
   j["read_bandwidth_gb_per_s"] = r.read_bandwidth / 1e9;
   j["bandwidth_share"] = r.read_bandwidth > 0 ? r.bytes_per_second() / r.read_bandwidth : 0.0;
   if (r.vram_peak > 0) j["vram_peak_bytes"] = r.vram_peak;
+  if (r.host_layers > 0) {
+    j["layers_in_memory"] = r.host_layers;
+    j["streamed_weight_bytes"] = r.streamed_bytes;
+  }
   if (r.bus_bytes_per_token > 0) {
     j["bus_bytes_per_token"] = r.bus_bytes_per_token;
     j["blocks_found_on_card"] = r.blocks_found;

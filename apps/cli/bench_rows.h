@@ -26,6 +26,8 @@ struct BenchRow {
   double bus_bytes_per_token = 0;     // fetched by a card from memory for a decoded token
   double blocks_found = 0;            // share of the attended blocks that lay on the card
   int64_t vram_peak = 0;              // bytes of the card, weights included
+  int host_layers = 0;                // that lie in memory and the CPU decodes, beside a card
+  int64_t streamed_bytes = 0;         // of their weights, over the bus for prompts, all repetitions
 
   std::string test_name() const;     // "pp512 @ d4096", "tg128", "pp512+tg128"
   double tokens_per_second() const;  // mean over repetitions

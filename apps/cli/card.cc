@@ -18,7 +18,7 @@ namespace longkv::cli {
 void add_card_options(CLI::App& command, ModelOptions& o) {
   command
       .add_option("--gpu-layers,--n-gpu-layers,--ngl", o.gpu_layers,
-                  "Layers on the graphics card: 0, all (or their number), auto")
+                  "Layers on the graphics card, the last ones: a number, all, or auto, which is as many as fit")
       ->default_str("auto");
   command.add_option("--device,--dev", o.device, "Card to use: none, cuda0, cuda1, ...")->group(kMore);
   command
@@ -56,32 +56,99 @@ Result<int> device_index(const std::string& text) {
   return index;
 }
 
-// Whether all layers go to the card; the others stay on the CPU.
-Result<bool> all_layers(const std::string& text, int layers) {
-  if (text.empty() || text == "auto" || text == "all") return true;
+// Layers that go to the card; -1: as many as fit.
+Result<int> asked_layers(const std::string& text, int layers) {
+  if (text.empty() || text == "auto") return -1;
+  if (text == "all") return layers;
   int64_t n = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
   if (error != std::errc() || end != text.data() + text.size())
     return fail(Code::kInvalidArgument, "-ngl '{}' must be a number, auto or all", text);
-  if (n < 0 || n >= layers) return true;  // llama.cpp's users write 99 or -1 for all
-  if (n == 0) return false;
-  return fail(Code::kUnsupported, "-ngl {} of {} layers: longkv runs all layers on the card or none; use all or 0", n,
-              layers);
+  return n < 0 || n >= layers ? layers : int(n);  // llama.cpp's users write 99 or -1 for all
+}
+
+Result<int64_t> asked_vram(const ModelOptions& o) {
+  if (o.vram.empty()) return 0;
+  LONGKV_ASSIGN(const int64_t bytes, parse_size(o.vram, "--vram"));
+  if (bytes == 0) return fail(Code::kInvalidArgument, "--vram {} must be above 0", o.vram);
+  return bytes;
+}
+
+CardRows rows_of(bool kv, bool hybrid) {
+  return hybrid ? CardRows::kHybrid : kv ? CardRows::kOnCard : CardRows::kInMemory;
+}
+
+CardPlanRequest request_for(const Opened& opened, int64_t context, int64_t cap, const CudaCard* card) {
+  // Memory that the card itself needs beside what a program asks for: rounding of its allocations.
+  constexpr int64_t kSpare = int64_t(256) << 20;
+  CardPlanRequest q;
+  q.recipe = opened.recipe;
+  q.context = context;
+  q.chunk = opened.card_chunk;
+  q.rows = rows_of(opened.card_kv, opened.card_hybrid);
+  q.budget = cap;
+  if (card != nullptr) {
+    const int64_t free = std::max<int64_t>(0, card->free_bytes - kSpare);
+    q.budget = cap > 0 ? std::min(cap, free) : free;
+    q.multiprocessors = card->multiprocessors;
+  }
+  return q;
+}
+
+// What of a divided model lies in memory must fit there.
+Status check_memory(const CardPlan& card, const KvPlan& all, bool rows_too) {
+  const double share = double(card.in_memory()) / double(card.layers);
+  const int64_t rows = rows_too ? int64_t(share * double(all.k_bytes + all.v_bytes + all.index_bytes)) : 0;
+  const int64_t needed = card.memory_bytes + rows, available = all.machine.ram_bytes;
+  if (available <= 0 || needed <= available) return {};
+  return fail(Code::kOutOfMemory,
+              "{} of {} layers stay in memory and need {} there ({} of weights, {} of KV), {} are available",
+              card.in_memory(), card.layers, format_bytes(needed), format_bytes(card.memory_bytes), format_bytes(rows),
+              format_bytes(available));
+}
+
+// Loads what of the model goes to the card, as asked or as fits.
+Status load_card(const ModelOptions& o, int asked, int64_t cap, const CudaCard& card, const KvPlan& all,
+                 Opened& opened) {
+  CardPlanRequest q = request_for(opened, o.card_context > 0 ? o.card_context : opened.context, cap, &card);
+  q.layers = asked;
+  LONGKV_ASSIGN(const CardPlan plan, plan_card(*opened.model, q));
+  if (asked < 0 && !plan.fits()) {
+    return fail(Code::kOutOfMemory, "{} of VRAM are too few for {} tokens with even one layer at a time: {} are needed",
+                format_bytes(plan.budget), q.context, format_bytes(plan.total()));
+  }
+  if (plan.in_memory() > 0) LONGKV_TRY(check_memory(plan, all, opened.card_kv));
+  auto loaded = CardModel::load(opened.model, {card.index, cap, plan.in_memory()});
+  if (!loaded.ok()) return with_card_hint(opened, q.context, loaded.status(), cap, card);
+  opened.card = std::move(loaded).value();
+  log_verbose("{}, {} of {} MiB free: weights take {} MiB", card.name, card.free_bytes >> 20, card.total_bytes >> 20,
+              opened.card->vram_used() >> 20);
+  if (plan.in_memory() > 0) {
+    log_info(
+        "{} of {} layers on the card; the CPU decodes the first {}, whose {} of weights cross the bus once for {} or "
+        "more tokens of a prompt",
+        plan.on_card, plan.layers, plan.in_memory(), format_bytes(plan.memory_bytes), plan.span);
+  }
+  return {};
 }
 
 }  // namespace
 
-Status choose_card(const ModelOptions& o, Opened& opened) {
+Status with_card_hint(const Opened& opened, int64_t context, const Status& failed, int64_t cap, const CudaCard& card) {
+  if (failed.code() != Code::kOutOfMemory) return failed;
+  const auto plan = plan_card(*opened.model, request_for(opened, context, cap, &card));
+  if (!plan.ok() || !plan->fits()) return failed;
+  return fail(failed.code(), "{}; by plan {} of {} layers fit with {} tokens: -ngl {}", failed.message(), plan->on_card,
+              plan->layers, context, plan->on_card);
+}
+
+Status choose_card(const ModelOptions& o, const KvPlan& all, Opened& opened) {
   LONGKV_ASSIGN(const int index, device_index(o.device));
-  LONGKV_ASSIGN(const bool all, all_layers(o.gpu_layers, opened.model->config().layers));
-  CardOptions card{index, 0};
-  if (!o.vram.empty()) {
-    LONGKV_ASSIGN(card.vram_cap, parse_size(o.vram, "--vram"));
-    if (card.vram_cap == 0) return fail(Code::kInvalidArgument, "--vram {} must be above 0", o.vram);
-  }
+  LONGKV_ASSIGN(const int asked, asked_layers(o.gpu_layers, opened.model->config().layers));
+  LONGKV_ASSIGN(const int64_t cap, asked_vram(o));
   opened.card_asked = card_wanted(o);
   opened.card_chunk = o.chunk.value_or(0);
-  if (index < 0 || !all || (o.kv_place == "cpu" && !opened.card_asked)) {
+  if (index < 0 || asked == 0 || (o.kv_place == "cpu" && !opened.card_asked)) {
     if (!opened.card_asked) return {};
     return fail(Code::kInvalidArgument, "-ngl {}, --device {} and --kv-place {} contradict each other",
                 o.gpu_layers.empty() ? "auto" : o.gpu_layers, o.device.empty() ? "(first)" : o.device,
@@ -107,24 +174,44 @@ Status choose_card(const ModelOptions& o, Opened& opened) {
       return {};
     }
   } else {
-    refused = opened.card_hybrid ? card_supports_hybrid(*opened.model, opened.recipe)
-              : opened.card_kv   ? card_supports(*opened.model, opened.recipe)
-                                 : card_supports_host_kv(*opened.model, opened.recipe);
-    if (refused.ok()) {
-      auto loaded = CardModel::load(opened.model, card);
-      refused = loaded.status();
-      if (loaded.ok()) opened.card = std::move(loaded).value();
-    }
+    const auto card = std::find_if(cards->begin(), cards->end(), [&](const CudaCard& c) { return c.index == index; });
+    refused = card == cards->end() ? fail(Code::kUnsupported, "there is no usable card {}", index)
+              : opened.card_hybrid ? card_supports_hybrid(*opened.model, opened.recipe)
+              : opened.card_kv     ? card_supports(*opened.model, opened.recipe)
+                                   : card_supports_host_kv(*opened.model, opened.recipe);
+    if (refused.ok()) refused = load_card(o, asked, cap, *card, all, opened);
   }
-  if (opened.card) {
-    const CudaCard& c = opened.card->device();
-    log_verbose("{}, {} of {} MiB free: weights take {} MiB", c.name, c.free_bytes >> 20, c.total_bytes >> 20,
-                opened.card->vram_used() >> 20);
-    return {};
-  }
+  if (opened.card) return {};
   if (opened.card_asked) return refused;
   if (o.can_use_card) log_info("the CPU runs this: {}", refused.message());
   return {};
+}
+
+Result<std::optional<CardPlan>> plan_of_card(const ModelOptions& o, const Opened& opened, const KvPlan& all) {
+  LONGKV_ASSIGN(const int index, device_index(o.device));
+  LONGKV_ASSIGN(const int64_t cap, asked_vram(o));
+  LONGKV_ASSIGN(const int asked, asked_layers(o.gpu_layers, opened.model->config().layers));
+  if (index < 0 || asked == 0) return std::optional<CardPlan>();
+  const auto cards = cuda_cards();
+  const CudaCard* card = nullptr;
+  if (cards.ok()) {
+    for (const CudaCard& c : *cards) card = c.index == index ? &c : card;
+  }
+  if (card == nullptr && cap == 0) {
+    if (!card_wanted(o)) return std::optional<CardPlan>();
+    return fail(Code::kInvalidArgument, "this machine has no card to plan with; --vram says how much memory one has");
+  }
+  Opened placed;
+  placed.recipe = opened.recipe;
+  placed.card_chunk = o.chunk.value_or(0);
+  placed.card_kv = o.kv_place != "cpu";
+  placed.card_hybrid = o.kv_place == "hybrid";
+  // Without a card --vram describes the one that is planned for.
+  CardPlanRequest q = request_for(placed, all.context, cap, card);
+  q.layers = asked;
+  LONGKV_ASSIGN(const CardPlan plan, plan_card(*opened.model, q));
+  if (plan.fits() && plan.in_memory() > 0) LONGKV_TRY(check_memory(plan, all, placed.card_kv));
+  return std::optional<CardPlan>(plan);
 }
 
 std::string cards_text() {

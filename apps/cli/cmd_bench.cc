@@ -245,13 +245,22 @@ Status run_tests(const BenchOptions& o, const ModelOptions& m, const std::vector
     row.depth = test.depth;
     row.test_time = utc_now();
     row.read_bandwidth = bandwidth;
+    const int64_t streamed = opened.card ? opened.card->streamed_bytes() : 0;
     LONGKV_TRY(runner.measure(test, row));
     if (runner.on_card()) {
-      row.backend = opened.card_hybrid ? "CUDA,kv=hybrid" : opened.card_kv ? "CUDA" : "CUDA,kv=cpu";
+      row.host_layers = opened.card->host_layers();
+      row.streamed_bytes = opened.card->streamed_bytes() - streamed;
+      row.backend = row.host_layers > 0 ? "CUDA+CPU" : "CUDA";
+      row.backend += opened.card_hybrid ? ",kv=hybrid" : opened.card_kv ? "" : ",kv=cpu";
       if (opened.card_kv) row.read_bandwidth = opened.card->bandwidth();
       row.vram_peak = opened.card->vram_peak();
     }
     LONGKV_TRY(printer.row(row));
+    if (row.host_layers > 0) {
+      log_info("{}: {} of {} layers in memory; {} MiB of their weights crossed the bus; {} MiB of VRAM",
+               row.test_name(), row.host_layers, opened.model->config().layers, row.streamed_bytes >> 20,
+               row.vram_peak >> 20);
+    }
     if (row.bus_bytes_per_token > 0) {
       log_info("{}: {:.1f}% of the attended blocks lay on the card; {:.1f} MB a token crossed the bus; {} MiB of VRAM",
                row.test_name(), 100 * row.blocks_found, row.bus_bytes_per_token / 1e6, row.vram_peak >> 20);
@@ -285,6 +294,7 @@ Status run_bench(const BenchOptions& o) {
       m.threads = int(n);
       m.kv = recipe;
       m.can_use_card = true;
+      for (const BenchTest& test : tests) m.card_context = std::max(m.card_context, test.context());
       const Status s = run_tests(o, m, tests, cancel, bandwidth, printer);
       if (!s.ok()) {
         (void)printer.finish();  // the first error is the one to report

@@ -31,14 +31,20 @@ Status run_plan(const PlanOptions& o) {
   LONGKV_ASSIGN(const KvPlan plan, plan_for(*opened.model, opened.recipe, opened.asked_context, opened.chunk,
                                             opened.pool->threads(), limits));
   nlohmann::ordered_json cards = cards_json();
+  LONGKV_ASSIGN(const std::optional<CardPlan> card, plan_of_card(o.model, opened, plan));
   if (o.global.json) {
     auto j = plan_json(plan);
     if (!cards.empty()) j["cards"] = cards;
+    if (card) j["card"] = card_plan_json(*card);
     LONGKV_TRY(print(json_text(j)));
   } else {
-    LONGKV_TRY(print(plan_text(plan) + (cards.empty() ? "" : cards_text())));
+    LONGKV_TRY(print(plan_text(plan) + (cards.empty() ? "" : cards_text()) + (card ? card_plan_text(*card) : "")));
   }
-  return check_plan(plan);
+  if (card && !card->fits() && card_wanted(o.model)) {
+    return fail(Code::kOutOfMemory, "{} of VRAM are needed, {} more than there are", format_bytes(card->total()),
+                format_bytes(card->total() - card->budget));
+  }
+  return card && card->fits() && o.model.kv_place != "cpu" ? Status() : check_plan(plan);
 }
 
 }  // namespace
@@ -49,7 +55,7 @@ void add_plan(CLI::App& app, int& exit_code) {
       app.add_subcommand("plan", "Show what fits and what a token reads; exit code 1 if it does not fit");
   add_global_options(*command, o->global);
   add_model_options(*command, o->model, /*with_recipe=*/true);
-  hide_card_options(*command);
+  o->model.plans_card = true;
   command->add_option("--ram", o->ram, "Memory to plan with (K, M, G); default: what is available");
   command->callback([o, &exit_code] { exit_code = report(run_plan(*o)); });
 }

@@ -255,15 +255,16 @@ Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
                 plan_for(*opened.model, opened.recipe, opened.context, opened.chunk, opened.pool->threads(), {}));
   opened.asked_context = std::exchange(opened.context, plan.context);
   if (must_fit || o.card_reads) {
-    LONGKV_TRY(choose_card(o, opened));
-  } else if (card_wanted(o)) {
+    LONGKV_TRY(choose_card(o, plan, opened));
+  } else if (card_wanted(o) && !o.plans_card) {
     return fail(Code::kInvalidArgument, "this shows what the CPU needs; leave -ngl, --device and --kv-place out");
   }
-  if (!o.vram.empty() && !opened.card) LONGKV_TRY(notice("--vram is ignored: the CPU runs this"));
+  if (!o.vram.empty() && !opened.card && !o.plans_card) LONGKV_TRY(notice("--vram is ignored: the CPU runs this"));
   if (must_fit && !(opened.card && opened.card_kv)) LONGKV_TRY(check_plan(plan));
-  const bool decodes_here = !opened.card || !opened.card_decodes;
-  if (must_fit && decodes_here && opened.products == ProductType::kInt8 && !o.no_repack) {
-    LONGKV_TRY(model->pack_weights(*opened.pool));
+  // What the CPU decodes.
+  const int layers_here = !opened.card || !opened.card_decodes ? -1 : opened.card->host_layers();
+  if (must_fit && layers_here != 0 && opened.products == ProductType::kInt8 && !o.no_repack) {
+    LONGKV_TRY(model->pack_weights(*opened.pool, layers_here));
     if (model->packed_bytes() > 0) log_verbose("{} MiB of weights packed for decode", model->packed_bytes() >> 20);
   }
   const int dense = opened.recipe.select.dense_layers, layers = int(opened.model->config().layers);
@@ -292,7 +293,9 @@ Result<std::unique_ptr<Session>> make_session(const Opened& opened, int64_t cont
   s.card_decodes = opened.card_decodes;
   s.card_chunk = opened.card_chunk;
   auto session = Session::create(opened.model, s, *opened.pool);
-  if (session.ok() || !s.card || opened.card_asked) return session;
+  if (session.ok() || !s.card) return session;
+  if (opened.card_asked)
+    return with_card_hint(opened, s.context, session.status(), s.card->vram_cap(), s.card->device());
   log_info("the CPU runs this: {}", session.status().message());
   s.card = nullptr;
   return Session::create(opened.model, s, *opened.pool);

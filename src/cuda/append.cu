@@ -146,37 +146,6 @@ __global__ void fill_kernel(CardKv kv, int64_t n, uint64_t seed) {
 
 }  // namespace
 
-bool card_kv_supports(KvType type, int dim) {
-  return (type == KvType::kF16 || type == KvType::kBf16 || type == KvType::kQ8_0) &&
-         (dim == 64 || dim == 96 || dim == 128 || dim == 256);
-}
-
-int64_t card_kv_bytes(KvType type, int kv_heads, int dim, int64_t capacity) {
-  const int64_t values = 2 * int64_t(kv_heads) * capacity * dim;
-  return type == KvType::kQ8_0 ? values + values / 32 * 2 : values * 2;
-}
-
-CardKv place_kv(KvType type, int kv_heads, int dim, int64_t capacity, uint8_t* memory) {
-  CardKv kv{type, kv_heads, dim, capacity, memory, nullptr, nullptr, nullptr};
-  const int64_t values = int64_t(kv_heads) * capacity * dim;
-  const int64_t plane = type == KvType::kQ8_0 ? values : values * 2;
-  kv.v = memory + plane;
-  if (type == KvType::kQ8_0) {
-    kv.k_scale = reinterpret_cast<half_t*>(memory + 2 * plane);
-    kv.v_scale = kv.k_scale + values / 32;
-  }
-  return kv;
-}
-
-BlockStore place_store(KvType type, int kv_heads, int dim, int block, int64_t blocks, uint8_t* memory) {
-  const int64_t values = int64_t(block) * dim;
-  const bool quantized = type == KvType::kQ8_0;
-  BlockStore s{type, kv_heads, dim, block, blocks, quantized ? values : values * 2, quantized ? values / 32 * 2 : 0,
-               0,    memory};
-  s.record = 2 * (s.plane + s.scales);
-  return s;
-}
-
 Status rope_angles(const CardRope& rope, const int64_t* first, int64_t n, float* out, CardStreamHandle stream) {
   angles_kernel<<<unsigned((n * rope.half + 127) / 128), 128, 0, stream>>>(
       reinterpret_cast<const double2*>(rope.fine), reinterpret_cast<const double2*>(rope.coarse), rope.half,

@@ -13,7 +13,7 @@ namespace longkv::card {
 
 namespace {
 
-constexpr int kParts = 128;  // blocks of threads that a KV head's scan is cut into
+constexpr int kParts = BitsScratch::kParts;
 constexpr int kThreads = 256;
 
 // In-place Hadamard transform of the row whose channel 32 j + lane is x[j]; kValues: a power of two.
@@ -284,14 +284,10 @@ Status write_last(const Rows& rows, const CardBits& bits, const int64_t* positio
 
 }  // namespace
 
-int64_t bits_bytes(int block, int kv_heads, int dim, int64_t capacity) {
-  return kv_heads * capacity * block * (dim / 32) * int64_t(sizeof(uint32_t) + sizeof(half_t));
-}
 CardBits place_bits(int block, int kv_heads, int dim, int64_t capacity, bool rotate, uint8_t* memory) {
   auto* codes = reinterpret_cast<uint32_t*>(memory);
   return {block, capacity, rotate, codes, reinterpret_cast<half_t*>(codes + kv_heads * capacity * block * (dim / 32))};
 }
-int64_t BitsScratch::bytes(int heads, int64_t capacity) { return int64_t(heads) * (capacity + 2 * kParts) * 4 + 16; }
 BitsScratch BitsScratch::at(uint8_t* memory, int heads) {
   auto* partial = reinterpret_cast<float*>(memory);
   return {partial + int64_t(heads) * kParts * 2, partial};

@@ -29,8 +29,9 @@ Status write_bits_last(const BlockStore& rows, const CardBits& bits, const int64
 // scores[kv_heads][capacity] of the blocks that `rules` leave to choose from: the sum over a KV head's query heads of
 // the share of each one's estimated softmax mass that the block has. scale: of the softmax.
 struct BitsScratch {
-  float* masses = nullptr;   // [heads][capacity]
-  float* partial = nullptr;  // [heads][parts][2]: largest, sum of exponentials below it
+  static constexpr int kParts = 128;  // blocks of threads that a KV head's scan is cut into
+  float* masses = nullptr;            // [heads][capacity]
+  float* partial = nullptr;           // [heads][parts][2]: largest, sum of exponentials below it
   static int64_t bytes(int heads, int64_t capacity);
   static BitsScratch at(uint8_t* memory, int heads);
 };

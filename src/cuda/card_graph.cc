@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "cuda/card_plan.h"
 
 namespace longkv {
 
@@ -29,9 +30,6 @@ class Carver {
   uint8_t* memory_;
   int64_t used_ = 0;
 };
-
-// Pieces of rows that a token's attention is cut into: enough blocks for two on every multiprocessor.
-int splits_for(const CudaCard& card, int kv_heads) { return std::max(1, (2 * card.multiprocessors) / kv_heads); }
 
 int64_t qkv_width(const ModelConfig& c) { return int64_t(c.heads + 2 * c.kv_heads) * c.head_dim_k; }
 
@@ -60,23 +58,13 @@ Status CardGraph::rope(const RopeConfig& config, int64_t context, card::CardRope
   return {};
 }
 
-int64_t CardGraph::chunk_bytes(const ModelConfig& c, int64_t chunk) {
-  const int64_t width = qkv_width(c), heads = int64_t(c.heads) * c.head_dim_k;
-  return chunk *
-         (width * 4 + 2 * c.ff_dim * 4 + c.dim * 4 + 4 + 2 * c.rope.dim * 4 + c.dim * 2 + heads * 4 + c.ff_dim * 2);
-}
+int64_t CardGraph::chunk_bytes(const ModelConfig& c, int64_t chunk) { return card_chunk_bytes(c, chunk); }
 
-// Somewhat more than what allocate() takes: rounding, and the split partials of a token, are estimated from above.
 int64_t CardGraph::fixed_bytes(const CardModel& model, int64_t context) {
-  const ModelConfig& c = model.model().config();
-  const int64_t width = qkv_width(c), heads = int64_t(c.heads) * c.head_dim_k, wide = std::max(c.dim, heads);
-  const int64_t tables = (c.rope_window ? 2 : 1) * (1024 + context / 1024 + 1) * c.head_dim_k * int64_t(sizeof(double));
-  const int64_t weights = (width * c.dim + heads * c.dim + 3 * c.ff_dim * c.dim) * int64_t(sizeof(card::half_t));
-  const int64_t splits = splits_for(model.device(), c.kv_heads);
-  const int64_t token = (2 * c.dim + width + 2 * c.ff_dim + c.vocab + 2 * heads + 4 * c.head_dim_k) * 4 +
-                        card::CardRow::bytes(wide) + card::CardRow::bytes(c.ff_dim) +
-                        card::DecodeScratch::bytes(c.heads, int(splits), c.head_dim_k);
-  return tables + weights + token + CardGemm::kWorkspace + 64 * 256;
+  int64_t largest = 0;
+  for (int i = 0; i < model.host_layers(); ++i) largest = std::max(largest, model.impl().layers[size_t(i)].bytes());
+  return card_graph_bytes(model.model().config(), model.device().multiprocessors, context) +
+         (largest > 0 ? card_feed_bytes(largest) : 0);
 }
 
 Status CardGraph::allocate(int64_t context, int64_t chunk) {
@@ -101,7 +89,7 @@ Status CardGraph::allocate(int64_t context, int64_t chunk) {
     token_.row = card::CardRow::at(carve.take<uint8_t>(card::CardRow::bytes(wide)), wide);
     token_.ff = card::CardRow::at(carve.take<uint8_t>(card::CardRow::bytes(c.ff_dim)), c.ff_dim);
     card::DecodeScratch& s = token_.scratch;
-    s.splits = splits_for(m.card, c.kv_heads);
+    s.splits = card_splits(m.card.multiprocessors, c.kv_heads);
     s.out = carve.take<float>(int64_t(c.heads) * s.splits * c.head_dim_k);
     s.lse = carve.take<float>(int64_t(c.heads) * s.splits);
     return carve.used();
@@ -144,6 +132,9 @@ Result<std::unique_ptr<CardGraph>> CardGraph::create(std::shared_ptr<CardModel> 
   graph->model_ = std::move(model);
   LONGKV_ASSIGN(graph->gemm_, CardGemm::create(*graph->model_->impl().memory));
   LONGKV_TRY(graph->allocate(context, chunk));
+  if (graph->model_->host_layers() > 0) {
+    LONGKV_ASSIGN(graph->feed_, LayerFeed::create(graph->model_));
+  }
   return graph;
 }
 
@@ -257,9 +248,13 @@ Status CardGraph::begin_rows(int i, const card::CardKv& rows, int64_t start, cud
 }
 
 Status CardGraph::load_layer(int i, cudaStream_t stream) {
-  const CardLayer& l = layer(i);
+  const bool from_memory = i < model_->host_layers();
+  const CardLayerStacks* l = &layer(i);
+  if (from_memory) {
+    LONGKV_ASSIGN(l, feed_->begin(i, stream));
+  }
   const std::pair<const CardStack*, card::half_t*> stacks[] = {
-      {&l.qkv, weights_.qkv}, {&l.o, weights_.o}, {&l.gate_up, weights_.gate_up}, {&l.down, weights_.down}};
+      {&l->qkv, weights_.qkv}, {&l->o, weights_.o}, {&l->gate_up, weights_.gate_up}, {&l->down, weights_.down}};
   for (const auto& [stack, to] : stacks) {
     int64_t at = 0;
     for (const CardMatrix& m : stack->parts) {
@@ -267,7 +262,7 @@ Status CardGraph::load_layer(int i, cudaStream_t stream) {
       at += m.rows;
     }
   }
-  return {};
+  return from_memory ? feed_->end(i, stream) : Status();
 }
 
 Status CardGraph::begin_chunk(int64_t first, int64_t n, cudaStream_t stream) {

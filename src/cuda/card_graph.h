@@ -7,6 +7,7 @@
 #include "cuda/card_model_impl.h"
 #include "cuda/card_sparse.h"
 #include "cuda/kv.h"
+#include "cuda/layer_feed.h"
 #include "cuda/ops.h"
 
 namespace longkv {
@@ -44,7 +45,7 @@ class CardGraph {
   Status read_sparsely(const PrefillSpec& spec, int64_t context, int64_t chunk);
   // Before the chunks of a layer whose rows [0, start) are in `rows` (f16).
   Status begin_rows(int layer, const card::CardKv& rows, int64_t start, cudaStream_t stream);
-  // Weights of a layer as halves, for the chunks that follow.
+  // Weights of a layer as halves, for the chunks that follow; they come from memory where they lie there.
   Status load_layer(int layer, cudaStream_t stream);
   // Angles of n positions from `first` on.
   Status begin_chunk(int64_t first, int64_t n, cudaStream_t stream);
@@ -70,6 +71,7 @@ class CardGraph {
   std::shared_ptr<CardModel> model_;
   std::unique_ptr<CardGemm> gemm_;
   std::unique_ptr<CardSparse> sparse_;
+  std::unique_ptr<LayerFeed> feed_;  // where layers lie in memory
   card::CardRope rope_, rope_window_;
   CardBuffer rope_memory_, rope_window_memory_, token_memory_, chunk_memory_, weight_memory_;
   int64_t position_host_ = 0;

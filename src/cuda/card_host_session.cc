@@ -8,7 +8,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "cuda/card_runner.h"
-#include "kv/codec/codec.h"
+#include "cuda/prompt_landing.h"
 
 namespace longkv {
 
@@ -27,7 +27,8 @@ Status card_supports_host_kv(const LoadedModel& model, const Recipe& recipe) {
 namespace {
 
 // Prompts are read on the card over one layer's rows in f16; every chunk's rows travel to memory while the next chunk
-// is computed. Decoding goes back and forth once a layer: products on the card, the recipe on the CPU.
+// is computed. Decoding goes back and forth once a layer: products on the card, the recipe on the CPU. Layers that lie
+// in memory are decoded by the CPU alone.
 class CardHostSession final : public CardRunner {
  public:
   CardHostSession(std::shared_ptr<CardModel> model, const CardSessionOptions& o, ThreadPool& pool)
@@ -36,9 +37,6 @@ class CardHostSession final : public CardRunner {
     (void)cudaStreamSynchronize(stream_.get());
     for (cudaGraphExec_t g : steps_) {
       if (g != nullptr) (void)cudaGraphExecDestroy(g);
-    }
-    for (Landing& l : landings_) {
-      if (l.done != nullptr) (void)cudaEventDestroy(l.done);
     }
   }
 
@@ -52,32 +50,25 @@ class CardHostSession final : public CardRunner {
   int64_t kv_bytes() const override { return kv_.cache().bytes_used(); }
 
  private:
-  // Rows of a chunk on their way to the cache.
-  struct Landing {
-    PinnedBuffer memory;
-    float *q = nullptr, *k = nullptr, *v = nullptr;
-    cudaEvent_t done = nullptr;
-    int layer = -1;  // -1: nothing is on its way
-    int64_t n = 0, end = 0;
-  };
-
-  Status begin_layer(int layer, int64_t start) override;
-  Status chunk_layer(int layer, float* hidden, int64_t first, int64_t n, int64_t end) override;
-  Status end_layer(int layer, int64_t start, int64_t n, bool last) override;
+  Status begin_layer(int layer, int64_t start) override {
+    return landing_->begin_layer(layer, start, work_, stream_.get());
+  }
+  Status chunk_layer(int layer, float* hidden, int64_t first, int64_t n, int64_t end) override {
+    return landing_->chunk_layer(*graph_, layer, work_, hidden, first, n, end, stream_.get());
+  }
+  Status end_layer(int layer, int64_t, int64_t, bool last) override { return landing_->end_layer(layer, last); }
   Status commit(int64_t) override { return {}; }  // the cache counts its rows itself
-  Status abandon(int64_t held) override;
-  Status land(Landing& l);
+  Status abandon(int64_t held) override { return landing_->abandon(held, stream_.get()); }
   Status capture();
   Status segment(int layer);
 
   KvSession& kv_;
   CardBuffer work_memory_;
   card::CardKv work_;  // the present layer's rows in f16
-  Landing landings_[2];
-  int next_ = 0;
+  std::unique_ptr<PromptLanding> landing_;
   PinnedBuffer exchange_;  // of a decoded token
   float *qkv_ = nullptr, *out_ = nullptr;
-  std::vector<cudaGraphExec_t> steps_;  // [layers + 1], between two attentions
+  std::vector<cudaGraphExec_t> steps_;  // [layers on the card + 1], between two attentions
 };
 
 Status CardHostSession::allocate() {
@@ -90,93 +81,11 @@ Status CardHostSession::allocate() {
   work_ = card::place_kv(KvType::kF16, c.kv_heads, c.head_dim_k, capacity, work_memory_.data());
   LONGKV_TRY(allocate_scratch(KvType::kF16));
   const int64_t q = int64_t(c.heads) * c.head_dim_k, kv = int64_t(c.kv_heads) * c.head_dim_k;
-  for (Landing& l : landings_) {
-    LONGKV_ASSIGN(l.memory, PinnedBuffer::create(chunk_ * (q + 2 * kv) * 4, "rows of a prompt's chunk"));
-    l.q = l.memory.as<float>();
-    l.k = l.q + chunk_ * q;
-    l.v = l.k + chunk_ * kv;
-    LONGKV_TRY(cuda_status(cudaEventCreateWithFlags(&l.done, cudaEventDisableTiming), "creating an event"));
-  }
+  LONGKV_ASSIGN(landing_, PromptLanding::create(c, kv_, chunk_, pool_));
   LONGKV_ASSIGN(exchange_, PinnedBuffer::create((2 * q + 2 * kv) * 4, "a token's queries, keys and values"));
   qkv_ = exchange_.as<float>();
   out_ = qkv_ + q + 2 * kv;
   return {};
-}
-
-// Rows that the cache holds already, as they read back.
-Status CardHostSession::begin_layer(int layer, int64_t start) {
-  if (start == 0) return {};
-  const StoreSpec& store = kv_.recipe().store;
-  if (store.rotates_k() || store.rotates_v() || kv_.cache().view(layer, 0).middle != nullptr) {
-    return fail(Code::kUnsupported,
-                "the recipe {} holds old rows in a form that a further prompt on the card does not read; read the "
-                "whole prompt at once, or without -ngl",
-                kv_.recipe().canonical());
-  }
-  const int dim = config().head_dim_k, heads = config().kv_heads;
-  LONGKV_TRY(stream_.wait("reading a prompt"));
-  std::vector<uint8_t> halves(size_t(heads) * 2 * size_t(start * dim * 2));
-  pool_.run(heads * 2, [&](int64_t task, int) {
-    const KvHeadView view = kv_.cache().view(layer, int(task / 2));
-    std::vector<float> rows(size_t(start * dim));  // zeros where a sliding window has let rows go
-    float* from = rows.data() + view.first_row * dim;
-    task % 2 == 0 ? decode_k_rows(view, view.first_row, start, from) : decode_v_rows(view, view.first_row, start, from);
-    encode_rows(KvType::kF16, rows.data(), dim, start, dim, halves.data() + task * start * dim * 2, dim * 2);
-  });
-  for (int64_t task = 0; task < heads * 2; ++task) {
-    uint8_t* to = (task % 2 == 0 ? work_.k : work_.v) + task / 2 * work_.capacity * dim * 2;
-    LONGKV_TRY(cuda_status(
-        cudaMemcpy(to, halves.data() + task * start * dim * 2, size_t(start * dim * 2), cudaMemcpyHostToDevice),
-        "rows of the cache"));
-  }
-  return {};
-}
-
-Status CardHostSession::chunk_layer(int layer, float* hidden, int64_t first, int64_t n, int64_t end) {
-  const ModelConfig& c = config();
-  Landing& l = landings_[next_];
-  next_ = 1 - next_;
-  LONGKV_TRY(land(l));
-  card::CardKv none;
-  none.kv_heads = c.kv_heads;
-  none.dim = c.head_dim_k;
-  LONGKV_TRY(graph_->prefill_layer(layer, none, &work_, hidden, first, n, end, stream_.get()));
-  const int64_t q = int64_t(c.heads) * c.head_dim_k, kv = int64_t(c.kv_heads) * c.head_dim_k, width = q + 2 * kv;
-  const auto copy = [&](float* to, int64_t column, int64_t columns) {
-    return cuda_status(cudaMemcpy2DAsync(to, size_t(columns) * 4, graph_->chunk_qkv() + column, size_t(width) * 4,
-                                         size_t(columns) * 4, size_t(n), cudaMemcpyDeviceToHost, stream_.get()),
-                       "rows of a prompt's chunk");
-  };
-  LONGKV_TRY(copy(l.k, q, kv));
-  LONGKV_TRY(copy(l.v, q + kv, kv));
-  if (kv_.wants_queries(layer)) LONGKV_TRY(copy(l.q, 0, q));
-  LONGKV_TRY(cuda_status(cudaEventRecord(l.done, stream_.get()), "rows of a prompt's chunk"));
-  l.layer = layer;
-  l.n = n;
-  l.end = end;
-  return {};
-}
-
-Status CardHostSession::land(Landing& l) {
-  if (l.layer < 0) return {};
-  LONGKV_TRY(cuda_status(cudaEventSynchronize(l.done), "rows of a prompt's chunk"));
-  const int layer = l.layer;
-  l.layer = -1;
-  return kv_.observe(layer, l.q, l.k, l.v, l.n, l.end, nullptr, nullptr);
-}
-
-Status CardHostSession::end_layer(int layer, int64_t, int64_t, bool last) {
-  LONGKV_TRY(land(landings_[next_]));  // the older one first
-  LONGKV_TRY(land(landings_[1 - next_]));
-  return last ? kv_.finish_prefill(layer) : Status();
-}
-
-Status CardHostSession::abandon(int64_t held) {
-  (void)cudaStreamSynchronize(stream_.get());
-  for (Landing& l : landings_) l.layer = -1;
-  if (kv_.truncate(TokenCount{held}).ok()) return {};
-  // Eviction has let go of rows that the shorter sequence would need.
-  return kv_.truncate(TokenCount{0});
 }
 
 // What lies between the attention of layer - 1 and that of `layer`.
@@ -184,7 +93,7 @@ Status CardHostSession::segment(int layer) {
   const ModelConfig& c = config();
   cudaStream_t stream = stream_.get();
   const int64_t q = int64_t(c.heads) * c.head_dim_k, kv = int64_t(c.kv_heads) * c.head_dim_k;
-  if (layer == 0) {
+  if (layer == host_layers()) {
     LONGKV_TRY(
         cuda_status(cudaMemcpyAsync(graph_->hidden(), host_.hidden, size_t(c.dim) * 4, cudaMemcpyHostToDevice, stream),
                     "embedding"));
@@ -210,7 +119,7 @@ Status CardHostSession::segment(int layer) {
 }
 
 Status CardHostSession::capture() {
-  for (int layer = 0; layer <= config().layers; ++layer) {
+  for (int layer = host_layers(); layer <= config().layers; ++layer) {
     LONGKV_TRY(
         cuda_status(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "recording a step"));
     const Status recorded = segment(layer);
@@ -233,8 +142,9 @@ Status CardHostSession::decode(int32_t id, std::span<float> logits) {
   embed({&id, 1}, host_.hidden);
   *host_.position = tokens();
   const int64_t q = int64_t(c.heads) * c.head_dim_k, kv = int64_t(c.kv_heads) * c.head_dim_k;
-  for (int layer = 0; layer <= c.layers; ++layer) {
-    LONGKV_TRY(cuda_status(cudaGraphLaunch(steps_[size_t(layer)], stream_.get()), "decoding a token"));
+  LONGKV_TRY(decode_host_layers(host_.hidden, *host_.position));
+  for (int layer = host_layers(); layer <= c.layers; ++layer) {
+    LONGKV_TRY(cuda_status(cudaGraphLaunch(steps_[size_t(layer - host_layers())], stream_.get()), "decoding a token"));
     LONGKV_TRY(stream_.wait("decoding a token"));
     if (layer < c.layers) LONGKV_TRY(kv_.decode(layer, qkv_, qkv_ + q, qkv_ + q + kv, out_));
   }

@@ -26,7 +26,7 @@ bool CardIndex::supports(const IndexSpec& index, const SelectSpec& select, const
 }
 
 Result<std::unique_ptr<CardIndex>> CardIndex::create(CardMemory& memory, const ModelConfig& c, const Recipe& r,
-                                                     int64_t capacity) {
+                                                     int64_t capacity, int first_layer) {
   std::unique_ptr<CardIndex> index(new CardIndex(c));
   index->by_bits_ = r.index.kind == IndexKind::kBits;
   index->block_ = int(r.index.block);
@@ -40,7 +40,8 @@ Result<std::unique_ptr<CardIndex>> CardIndex::create(CardMemory& memory, const M
                                      256);
   int64_t choosing = 0;
   for (int l = 0; l < c.layers; ++l) {
-    index->chooses_.push_back(l >= r.select.dense_layers && (c.window.empty() || c.window[size_t(l)] == 0));
+    index->chooses_.push_back(l >= std::max(first_layer, r.select.dense_layers) &&
+                              (c.window.empty() || c.window[size_t(l)] == 0));
     choosing += index->chooses_.back();
   }
   LONGKV_ASSIGN(index->memory_, CardBuffer::create(memory, choosing * per_layer, "the index of the KV blocks"));

@@ -18,8 +18,9 @@ class CardIndex {
  public:
   // Whether the card has these stages.
   static bool supports(const IndexSpec& index, const SelectSpec& select, const ModelConfig& config);
+  // Of layers from `first_layer` on.
   static Result<std::unique_ptr<CardIndex>> create(CardMemory& memory, const ModelConfig& config, const Recipe& recipe,
-                                                   int64_t capacity);
+                                                   int64_t capacity, int first_layer);
 
   bool selects(int layer) const { return chooses_[size_t(layer)]; }
   const card::ChoiceRules& rules() const { return rules_; }

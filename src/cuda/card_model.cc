@@ -5,62 +5,28 @@
 #ifdef LONGKV_WITH_CUDA
 
 #include <algorithm>
-#include <cstring>
 
 #include "cuda/card_model_impl.h"
+#include "cuda/upload.h"
 
 namespace longkv {
 
 namespace {
 
-// Copies tensors over in pieces of two pinned buffers: while one travels, the next is filled from the mapped file.
 class Loader {
  public:
-  Loader(CardModel::Impl& impl) : impl_(impl) {}
+  explicit Loader(CardModel::Impl& impl) : impl_(impl) {}
 
   Status open() {
-    for (int i = 0; i < 2; ++i) {
-      LONGKV_ASSIGN(host_[i], PinnedBuffer::create(kPiece, "staging of weights"));
-      LONGKV_ASSIGN(raw_[i], CardBuffer::create(*impl_.memory, kPiece, "staging of weights"));
-      LONGKV_TRY(cuda_status(cudaEventCreateWithFlags(&done_[i], cudaEventDisableTiming), "creating an event"));
-    }
+    LONGKV_ASSIGN(upload_, WeightUpload::create(*impl_.memory, impl_.stream.get(), 1));
     return {};
-  }
-  ~Loader() {
-    for (cudaEvent_t e : done_) {
-      if (e != nullptr) (void)cudaEventDestroy(e);
-    }
   }
 
-  Status stack(CardStack& out, std::initializer_list<const Weight*> weights, const std::string& name) {
-    out.cols = (*weights.begin())->cols;
-    const Weight* previous = nullptr;
-    std::vector<int64_t> part_rows;
-    for (const Weight* w : weights) {
-      if (w->cols % 32 != 0) {
-        return fail(Code::kUnsupported, "{} has rows of {} values; the card's products need a multiple of 32", name,
-                    w->cols);
-      }
-      if (previous != nullptr && previous->type == w->type) {
-        part_rows.back() += w->rows;
-      } else {
-        out.parts.push_back(CardMatrix{w->type, 0, w->cols});
-        part_rows.push_back(w->rows);
-      }
-      previous = w;
-      out.rows += w->rows;
-    }
-    auto w = weights.begin();
-    for (size_t i = 0; i < out.parts.size(); ++i) {
-      CardMatrix& m = out.parts[i];
-      m.rows = part_rows[i];
-      LONGKV_ASSIGN(CardBuffer buffer,
-                    CardBuffer::create(*impl_.memory, card_matrix_bytes(m.type, m.rows, m.cols), name));
-      place_planes(m, buffer.data());
-      impl_.buffers.push_back(std::move(buffer));
-      for (int64_t first = 0; first < m.rows; first += (*w++)->rows) LONGKV_TRY(upload(m, **w, first));
-    }
-    return {};
+  Status stack(CardStack& s, const std::string& name) {
+    LONGKV_ASSIGN(CardBuffer buffer, CardBuffer::create(*impl_.memory, s.bytes(), name));
+    s.place(buffer.data());
+    impl_.buffers.push_back(std::move(buffer));
+    return upload_->stack(s);
   }
 
   // Vectors of a layer, one after another in one buffer. Empty ones give nullptr.
@@ -80,31 +46,8 @@ class Loader {
   }
 
  private:
-  static constexpr int64_t kPiece = int64_t(32) << 20;
-
-  Status upload(const CardMatrix& m, const Weight& w, int64_t first) {
-    const int64_t per_piece = kPiece / w.row_bytes;
-    if (per_piece == 0) return fail(Code::kUnsupported, "rows of {} bytes are too long for the card", w.row_bytes);
-    for (int64_t r = 0; r < w.rows; r += per_piece) {
-      const int64_t n = std::min(per_piece, w.rows - r);
-      const int i = next_;
-      next_ = 1 - next_;
-      LONGKV_TRY(cuda_status(cudaEventSynchronize(done_[i]), "loading weights"));
-      std::memcpy(host_[i].as<uint8_t>(), w.row(r), size_t(n * w.row_bytes));
-      LONGKV_TRY(cuda_status(cudaMemcpyAsync(raw_[i].data(), host_[i].as<uint8_t>(), size_t(n * w.row_bytes),
-                                             cudaMemcpyHostToDevice, impl_.stream.get()),
-                             "loading weights"));
-      LONGKV_TRY(card::pack_rows(m, raw_[i].data(), w.row_bytes, first + r, n, impl_.stream.get()));
-      LONGKV_TRY(cuda_status(cudaEventRecord(done_[i], impl_.stream.get()), "loading weights"));
-    }
-    return {};
-  }
-
   CardModel::Impl& impl_;
-  PinnedBuffer host_[2];
-  CardBuffer raw_[2];
-  cudaEvent_t done_[2] = {};
-  int next_ = 0;
+  std::unique_ptr<WeightUpload> upload_;
 };
 
 Vector joined(std::initializer_list<std::pair<const Vector*, int64_t>> parts) {
@@ -127,14 +70,17 @@ Status check_shape(const ModelConfig& c) {
   return {};
 }
 
-Status load_layer(Loader& loader, const ModelConfig& c, int i, const LayerWeights& l, CardLayer& out) {
+Status load_layer(Loader& loader, const ModelConfig& c, int i, const LayerWeights& l, bool on_card, CardLayer& out) {
   const std::string name = fmt::format("layer {}", i);
   out.window = c.window.empty() ? 0 : c.window[size_t(i)];
   out.window_rope = out.window > 0 && c.rope_window.has_value();
-  LONGKV_TRY(loader.stack(out.qkv, {&l.q, &l.k, &l.v}, name + ", q k v"));
-  LONGKV_TRY(loader.stack(out.o, {&l.o}, name + ", attention output"));
-  LONGKV_TRY(loader.stack(out.gate_up, {&l.gate, &l.up}, name + ", gate and up"));
-  LONGKV_TRY(loader.stack(out.down, {&l.down}, name + ", down"));
+  LONGKV_ASSIGN(static_cast<CardLayerStacks&>(out), CardLayerStacks::of(l, i));
+  if (on_card) {
+    LONGKV_TRY(loader.stack(out.qkv, name + ", q k v"));
+    LONGKV_TRY(loader.stack(out.o, name + ", attention output"));
+    LONGKV_TRY(loader.stack(out.gate_up, name + ", gate and up"));
+    LONGKV_TRY(loader.stack(out.down, name + ", down"));
+  }
   const Vector bias = joined({{&l.q_bias, l.q.rows}, {&l.k_bias, l.k.rows}, {&l.v_bias, l.v.rows}});
   return loader.vectors({{&l.attn_norm, &out.attn_norm},
                          {&bias, &out.qkv_bias},
@@ -163,6 +109,7 @@ Result<std::shared_ptr<CardModel>> CardModel::load(std::shared_ptr<const LoadedM
   Impl& m = *made->impl_;
   m.model = std::move(model);
   m.card = *chosen;
+  m.host_layers = std::clamp(options.host_layers, 0, m.model->config().layers);
   LONGKV_TRY(cuda_status(cudaSetDevice(m.card.index), "choosing the card"));
   m.memory = std::make_unique<CardMemory>(options.vram_cap);
   LONGKV_ASSIGN(m.stream, CardStream::create());
@@ -171,8 +118,9 @@ Result<std::shared_ptr<CardModel>> CardModel::load(std::shared_ptr<const LoadedM
   const ModelWeights& w = m.model->weights();
   m.layers.resize(w.layers.size());
   for (size_t i = 0; i < w.layers.size(); ++i)
-    LONGKV_TRY(load_layer(loader, m.model->config(), int(i), w.layers[i], m.layers[i]));
-  LONGKV_TRY(loader.stack(m.output, {&w.output}, "output matrix"));
+    LONGKV_TRY(load_layer(loader, m.model->config(), int(i), w.layers[i], int(i) >= m.host_layers, m.layers[i]));
+  LONGKV_ASSIGN(m.output, CardStack::of({&w.output}, "output matrix"));
+  LONGKV_TRY(loader.stack(m.output, "output matrix"));
   LONGKV_TRY(loader.vectors({{&w.output_norm, &m.output_norm}}, "output norm"));
   LONGKV_TRY(m.stream.wait("loading weights"));
   return made;
@@ -180,6 +128,8 @@ Result<std::shared_ptr<CardModel>> CardModel::load(std::shared_ptr<const LoadedM
 
 const LoadedModel& CardModel::model() const { return *impl_->model; }
 const CudaCard& CardModel::device() const { return impl_->card; }
+int CardModel::host_layers() const { return impl_->host_layers; }
+int64_t CardModel::streamed_bytes() const { return impl_->streamed_bytes; }
 int64_t CardModel::vram_used() const { return impl_->memory->used(); }
 int64_t CardModel::vram_peak() const { return impl_->memory->peak(); }
 int64_t CardModel::vram_cap() const { return impl_->memory->cap(); }
@@ -210,6 +160,8 @@ Result<std::shared_ptr<CardModel>> CardModel::load(std::shared_ptr<const LoadedM
 }
 const LoadedModel& CardModel::model() const { return *impl_->model; }
 const CudaCard& CardModel::device() const { return impl_->card; }
+int CardModel::host_layers() const { return 0; }
+int64_t CardModel::streamed_bytes() const { return 0; }
 int64_t CardModel::vram_used() const { return 0; }
 int64_t CardModel::vram_peak() const { return 0; }
 int64_t CardModel::vram_cap() const { return 0; }

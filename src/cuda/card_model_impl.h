@@ -1,7 +1,7 @@
 // The inside of CardModel. Only for sources that are built with CUDA.
 #pragma once
 
-#include <array>
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -10,18 +10,12 @@
 #include "cuda/kv.h"
 #include "cuda/matrix.h"
 #include "cuda/runtime.h"
+#include "cuda/stack.h"
 
 namespace longkv {
 
-// Matrices that share an input, stacked: one where their types agree.
-struct CardStack {
-  std::vector<CardMatrix> parts;
-  int64_t rows = 0;
-  int64_t cols = 0;
-};
-
-struct CardLayer {
-  CardStack qkv, o, gate_up, down;
+// Of a layer that lies in memory the stacks are not placed (LayerFeed has copies that are).
+struct CardLayer : CardLayerStacks {
   // Vectors; nullptr: the model has none.
   const float *attn_norm = nullptr, *qkv_bias = nullptr, *q_norm = nullptr, *k_norm = nullptr, *o_bias = nullptr,
               *post_attn_norm = nullptr, *ffn_norm = nullptr, *post_ffn_norm = nullptr;
@@ -38,6 +32,8 @@ struct CardModel::Impl {
   std::vector<CardLayer> layers;
   CardStack output;
   const float* output_norm = nullptr;
+  int host_layers = 0;
+  std::atomic<int64_t> streamed_bytes = 0;
 };
 
 }  // namespace longkv

@@ -8,12 +8,14 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "model/graph.h"
 
 namespace longkv {
 
 namespace {
 constexpr int64_t kLargestChunk = 4096;
 constexpr int64_t kHiddenBytes = int64_t(4) << 30;  // of the states of a prompt's span
+constexpr int64_t kHostTokens = 32;                 // a prompt so short is computed faster than weights cross the bus
 }  // namespace
 
 CardRunner::~CardRunner() {
@@ -39,13 +41,15 @@ Status CardRunner::allocate_scratch(KvType type, int64_t reserve) {
   left = std::max<int64_t>(0, left - reserve - CardGraph::fixed_bytes(*model_, options_.context));
   chunk_ = options_.chunk > 0 ? options_.chunk : kLargestChunk;
   chunk_ = std::min({chunk_, round_up(options_.context, 64), int64_t(32768)});
-  while (options_.chunk == 0 && chunk_ > 64 && CardGraph::chunk_bytes(c, chunk_) + sparse_bytes(chunk_) > left / 4)
+  // Weights that come over the bus do so once a span, so nothing is kept back for another sequence.
+  const int64_t share = left / (host_layers() > 0 ? 2 : 4);
+  while (options_.chunk == 0 && chunk_ > 64 && CardGraph::chunk_bytes(c, chunk_) + sparse_bytes(chunk_) > share)
     chunk_ /= 2;
   LONGKV_ASSIGN(graph_, CardGraph::create(model_, options_.context, chunk_, type));
   if (reads_sparsely()) LONGKV_TRY(graph_->read_sparsely(options_.recipe.prefill, options_.context, chunk_));
   span_ = chunk_;
   if (options_.layer_major) {
-    const int64_t fits = std::min(kHiddenBytes, left / 4) / (c.dim * 4) / chunk_ * chunk_;
+    const int64_t fits = std::min(kHiddenBytes, share) / (c.dim * 4) / chunk_ * chunk_;
     span_ = std::clamp(fits, chunk_, round_up(options_.context, chunk_));
   }
   LONGKV_ASSIGN(hidden_, CardBuffer::create(memory(), span_ * c.dim * 4, "hidden states of a prompt"));
@@ -74,6 +78,21 @@ void CardRunner::embed(std::span<const int32_t> ids, float* out) {
   });
 }
 
+Status CardRunner::decode_host_layers(float* hidden, int64_t position) {
+  for (int layer = 0; layer < host_layers(); ++layer)
+    LONGKV_TRY(options_.graph->decode_layer(layer, *host_kv_, hidden, position));
+  return {};
+}
+
+// The layers in memory of n embedded tokens in staging_, on the CPU.
+Status CardRunner::host_span(int64_t n, int64_t start, int64_t end, const std::atomic<bool>* cancel) {
+  for (int layer = 0; layer < host_layers(); ++layer) {
+    LONGKV_TRY(options_.graph->prefill_layer(layer, *host_kv_, staging_.as<float>(), n, start, end, cancel));
+    if (start + n == end) LONGKV_TRY(host_kv_->finish_prefill(layer));
+  }
+  return {};
+}
+
 // Logits of rows [at, at + n) of hidden_, which are tokens [first, first + n) of the prompt.
 Status CardRunner::deliver(int64_t first, int64_t n, int64_t at, const LogitsSink& sink) {
   const ModelConfig& c = config();
@@ -100,8 +119,18 @@ Status CardRunner::span(std::span<const int32_t> ids, int64_t start, int64_t don
   const auto n = int64_t(ids.size());
   cudaStream_t stream = stream_.get();
   float* hidden = hidden_.as<float>();
-  int64_t token_layers = 0, pieces = 0;
-  for (int layer = 0; layer < c.layers; ++layer) {
+  const bool few = n <= std::min(kHostTokens, chunk_) && options_.graph != nullptr;
+  const int first_layer = few ? host_layers() : 0;
+  int64_t token_layers = n * first_layer, pieces = 0;
+  if (first_layer > 0) {
+    LONGKV_TRY(stream_.wait("reading a prompt"));
+    embed(ids, staging_.as<float>());
+    LONGKV_TRY(host_span(n, start, end, cancel));
+    LONGKV_TRY(cuda_status(
+        cudaMemcpyAsync(hidden, staging_.as<float>(), size_t(n * c.dim) * 4, cudaMemcpyHostToDevice, stream),
+        "hidden states"));
+  }
+  for (int layer = first_layer; layer < c.layers; ++layer) {
     LONGKV_TRY(graph_->load_layer(layer, stream));
     LONGKV_TRY(begin_layer(layer, start));
     for (int64_t begin = 0; begin < n; begin += chunk_) {

@@ -19,7 +19,7 @@ class CardRunner : public DeviceRunner {
 
  protected:
   CardRunner(std::shared_ptr<CardModel> model, const CardSessionOptions& o, ThreadPool& pool)
-      : model_(std::move(model)), options_(o), pool_(pool) {}
+      : model_(std::move(model)), options_(o), host_kv_(o.kv != nullptr ? o.kv : o.host_kv.get()), pool_(pool) {}
   const ModelConfig& config() const { return model_->model().config(); }
   CardMemory& memory() const { return *model_->impl().memory; }
 
@@ -32,6 +32,10 @@ class CardRunner : public DeviceRunner {
     return reads_sparsely() ? CardSparse::bytes(config(), options_.recipe.prefill, options_.context, chunk) : 0;
   }
   void embed(std::span<const int32_t> ids, float* out);
+  // Layers [0, host_layers()) lie in memory; rows of theirs are in host_kv_.
+  int host_layers() const { return model_->host_layers(); }
+  // These layers of a decoded token, on the CPU.
+  Status decode_host_layers(float* hidden, int64_t position);
 
   // A layer's part of a prompt: begin_layer, chunk_layer for every chunk, end_layer. `end` is the position after the
   // prompt's last token, `last` says whether these tokens are its last.
@@ -44,6 +48,7 @@ class CardRunner : public DeviceRunner {
 
   std::shared_ptr<CardModel> model_;
   CardSessionOptions options_;
+  KvSession* host_kv_;  // rows of layers in memory, or of all layers; nullptr: there are none
   ThreadPool& pool_;
   CardStream stream_;
   std::unique_ptr<CardGraph> graph_;
@@ -57,6 +62,7 @@ class CardRunner : public DeviceRunner {
  private:
   Status span(std::span<const int32_t> ids, int64_t start, int64_t done, int64_t total, int64_t end,
               const PrefillProgress& progress, const std::atomic<bool>* cancel);
+  Status host_span(int64_t n, int64_t start, int64_t end, const std::atomic<bool>* cancel);
   Status deliver(int64_t first, int64_t n, int64_t at, const LogitsSink& sink);
   Status read(std::span<const int32_t> ids, const PrefillProgress& progress, const std::atomic<bool>* cancel,
               const LogitsSink& sink, int64_t sink_from, std::span<float> logits);

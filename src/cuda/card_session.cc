@@ -14,6 +14,7 @@
 #include "cuda/card_index.h"
 #include "cuda/card_runner.h"
 #include "cuda/hybrid_rows.h"
+#include "cuda/prompt_landing.h"
 
 namespace longkv {
 
@@ -70,7 +71,8 @@ Status card_supports_hybrid(const LoadedModel& model, const Recipe& recipe) {
 namespace {
 
 // The cache under recipes that the card decodes itself; a decoded token is one recorded graph. Rows lie on the card,
-// or, of layers that choose blocks, in memory (HybridRows).
+// or, of layers that choose blocks, in memory (HybridRows). Layers whose weights lie in memory have their cache there
+// too, under the same recipe, and the CPU decodes them first.
 class CardSession final : public CardRunner {
  public:
   CardSession(std::shared_ptr<CardModel> model, const CardSessionOptions& o, ThreadPool& pool)
@@ -84,30 +86,36 @@ class CardSession final : public CardRunner {
   Status decode(int32_t id, std::span<float> logits) override;
   int64_t tokens() const override { return tokens_; }
   Status truncate(int64_t n) override {
+    if (host_kv_ != nullptr) LONGKV_TRY(host_kv_->truncate(TokenCount{n}));
     tokens_ = n;
     return {};
   }
   Status fill_random(int64_t n, uint64_t seed) override;
-  const KvStats& stats() const override { return stats_; }
+  const KvStats& stats() const override;
   void reset_stats() override;
   int64_t kv_bytes() const override {
     const ModelConfig& c = config();
-    return c.layers * card::card_kv_bytes(type_, c.kv_heads, c.head_dim_k, tokens_);
+    return (c.layers - host_layers()) * card::card_kv_bytes(type_, c.kv_heads, c.head_dim_k, tokens_) +
+           (host_kv_ != nullptr ? host_kv_->cache().bytes_used() : 0);
   }
 
  private:
+  bool on_host(int layer) const { return layer < host_layers(); }
   bool in_memory(int layer) const { return hybrid_ && hybrid_->holds(layer); }
   Status begin_layer(int layer, int64_t start) override;
   Status chunk_layer(int layer, float* hidden, int64_t first, int64_t n, int64_t end) override;
-  Status end_layer(int layer, int64_t start, int64_t n, bool) override { return index_rows(layer, start, start + n); }
+  Status end_layer(int layer, int64_t start, int64_t n, bool last) override {
+    return on_host(layer) ? landing_->end_layer(layer, last) : index_rows(layer, start, start + n);
+  }
   Status commit(int64_t n) override {
     tokens_ += n;
     return finish_rows();
   }
-  Status abandon(int64_t) override { return finish_rows(); }  // rows past tokens_ are never read
+  Status abandon(int64_t held) override;
   Status finish_rows() { return hybrid_ ? hybrid_->finish(stream_.get()) : Status(); }
 
   Status allocate_rows(int64_t capacity, const std::vector<bool>& hybrid);
+  Status allocate_blocks(const std::vector<bool>& hybrid);
   Status allocate_hybrid(const HybridRows::Shape& shape);
   bool selects(int layer) const { return index_ && index_->selects(layer); }
   // After rows [begin, end) of a layer were written.
@@ -118,6 +126,7 @@ class CardSession final : public CardRunner {
   Status record_layer(int layer);
   Status record_step();
   Status capture_step();
+  Status run_step();
   void count_step();
 
   KvType type_;
@@ -125,10 +134,12 @@ class CardSession final : public CardRunner {
   std::vector<card::CardKv> kv_;  // [layers]
   card::CardKv work_;             // rows of the present layer in f16, where they are not attended in place
   std::unique_ptr<HybridRows> hybrid_;
-  std::unique_ptr<CardIndex> index_;  // none: every layer attends all
+  std::unique_ptr<CardIndex> index_;        // none: every layer attends all
+  std::unique_ptr<PromptLanding> landing_;  // of layers in memory
   cudaGraphExec_t step_ = nullptr;
   int64_t tokens_ = 0, steps_ = 0;
-  KvStats stats_;
+  KvStats stats_;        // of layers on the card
+  mutable KvStats all_;  // of all
   PinnedBuffer totals_;  // of HybridRows, after the last step
   unsigned long long seen_[2] = {};
 };
@@ -138,12 +149,19 @@ Status CardSession::allocate() {
   const ModelConfig& c = config();
   const int64_t capacity = round_up(options_.context, 16);
   if (!options_.recipe.select.all) {
-    LONGKV_ASSIGN(index_, CardIndex::create(memory(), c, options_.recipe, capacity));
+    LONGKV_ASSIGN(index_, CardIndex::create(memory(), c, options_.recipe, capacity, host_layers()));
   }
   std::vector<bool> hybrid(size_t(c.layers), false);
   for (int l = 0; l < c.layers; ++l) hybrid[size_t(l)] = options_.hybrid && selects(l);
   LONGKV_TRY(allocate_rows(capacity, hybrid));
-  if (!options_.hybrid) return allocate_scratch(type_);
+  LONGKV_TRY(options_.hybrid ? allocate_blocks(hybrid) : allocate_scratch(type_));
+  if (host_layers() == 0) return {};
+  LONGKV_ASSIGN(landing_, PromptLanding::create(c, *host_kv_, chunk_, pool_));
+  return {};
+}
+
+Status CardSession::allocate_blocks(const std::vector<bool>& hybrid) {
+  const ModelConfig& c = config();
   HybridRows::Shape shape{type_, c.kv_heads, c.head_dim_k, int(options_.recipe.index.block), options_.context,
                           0,     0,          hybrid};
   shape.list_blocks = index_->list_tiles() * 16 / shape.block + 1;
@@ -154,7 +172,7 @@ Status CardSession::allocate() {
 Status CardSession::allocate_rows(int64_t capacity, const std::vector<bool>& hybrid) {
   const ModelConfig& c = config();
   const int64_t per_layer = card::card_kv_bytes(type_, c.kv_heads, c.head_dim_k, capacity);
-  const int64_t here = std::count(hybrid.begin(), hybrid.end(), false);
+  const int64_t here = std::count(hybrid.begin() + host_layers(), hybrid.end(), false);
   LONGKV_ASSIGN(kv_memory_, CardBuffer::create(
                                 memory(), here * per_layer,
                                 options_.hybrid ? fmt::format("the KV rows of {} layers that attend all of {} tokens",
@@ -163,10 +181,10 @@ Status CardSession::allocate_rows(int64_t capacity, const std::vector<bool>& hyb
   int64_t next = 0;
   for (int l = 0; l < c.layers; ++l) {
     kv_.push_back(card::CardKv{type_, c.kv_heads, c.head_dim_k});
-    if (hybrid[size_t(l)]) continue;
+    if (hybrid[size_t(l)] || on_host(l)) continue;
     kv_.back() = card::place_kv(type_, c.kv_heads, c.head_dim_k, capacity, kv_memory_.data() + next++ * per_layer);
   }
-  if (type_ != KvType::kQ8_0 || options_.hybrid) return {};
+  if ((type_ != KvType::kQ8_0 && host_layers() == 0) || options_.hybrid) return {};
   LONGKV_ASSIGN(work_memory_,
                 CardBuffer::create(memory(), card::card_kv_bytes(KvType::kF16, c.kv_heads, c.head_dim_k, capacity),
                                    "one layer's rows in f16"));
@@ -204,8 +222,10 @@ Status CardSession::allocate_hybrid(const HybridRows::Shape& wanted) {
 }
 
 Status CardSession::begin_layer(int layer, int64_t start) {
-  const bool decoded = in_memory(layer) || type_ == KvType::kQ8_0;  // work_ is what prompts attend
-  if (in_memory(layer)) {
+  const bool decoded = in_memory(layer) || on_host(layer) || type_ == KvType::kQ8_0;  // work_ is what prompts attend
+  if (on_host(layer)) {
+    LONGKV_TRY(landing_->begin_layer(layer, start, work_, stream_.get()));
+  } else if (in_memory(layer)) {
     LONGKV_TRY(hybrid_->begin_layer(layer, start, stream_.get()));
   } else if (decoded && start > 0) {
     LONGKV_TRY(card::decode_rows(kv_[size_t(layer)], 0, start, work_, stream_.get()));
@@ -214,6 +234,7 @@ Status CardSession::begin_layer(int layer, int64_t start) {
 }
 
 Status CardSession::chunk_layer(int layer, float* hidden, int64_t first, int64_t n, int64_t end) {
+  if (on_host(layer)) return landing_->chunk_layer(*graph_, layer, work_, hidden, first, n, end, stream_.get());
   if (!in_memory(layer)) {
     return graph_->prefill_layer(layer, kv_[size_t(layer)], type_ == KvType::kQ8_0 ? &work_ : nullptr, hidden, first, n,
                                  end, stream_.get());
@@ -221,6 +242,15 @@ Status CardSession::chunk_layer(int layer, float* hidden, int64_t first, int64_t
   LONGKV_ASSIGN(const card::CardKv stage, hybrid_->stage(first, stream_.get()));
   LONGKV_TRY(graph_->prefill_layer(layer, stage, &work_, hidden, first, n, end, stream_.get()));
   return hybrid_->spill(layer, first, n, stream_.get());
+}
+
+// Rows past tokens_ are never read.
+Status CardSession::abandon(int64_t held) {
+  if (landing_) {
+    LONGKV_TRY(landing_->abandon(held, stream_.get()));
+    tokens_ = host_kv_->tokens().v;
+  }
+  return finish_rows();
 }
 
 Status CardSession::record_layer(int layer) {
@@ -255,7 +285,7 @@ Status CardSession::record_step() {
       cudaMemcpyAsync(graph_->position(), host_.position, 2 * sizeof(int64_t), cudaMemcpyHostToDevice, stream),
       "position"));
   LONGKV_TRY(graph_->begin_token(stream));
-  for (int layer = 0; layer < c.layers; ++layer) LONGKV_TRY(record_layer(layer));
+  for (int layer = host_layers(); layer < c.layers; ++layer) LONGKV_TRY(record_layer(layer));
   LONGKV_TRY(graph_->output(graph_->hidden(), stream));
   if (hybrid_) {
     LONGKV_TRY(cuda_status(
@@ -284,19 +314,28 @@ Status CardSession::decode(int32_t id, std::span<float> logits) {
   embed({&id, 1}, host_.hidden);
   host_.position[0] = tokens_;
   host_.position[1] = steps_++;
-  if (hybrid_) LONGKV_TRY(hybrid_->prepare(stream_.get()));
-  LONGKV_TRY(cuda_status(cudaGraphLaunch(step_, stream_.get()), "decoding a token"));
-  LONGKV_TRY(stream_.wait("decoding a token"));
+  const Status done = run_step();
+  if (!done.ok()) {
+    if (host_kv_ != nullptr && host_kv_->tokens().v > tokens_) LONGKV_TRY(host_kv_->truncate(TokenCount{tokens_}));
+    return done;
+  }
   std::memcpy(logits.data(), host_.logits, logits.size() * sizeof(float));
   ++tokens_;
   count_step();
   return {};
 }
 
+Status CardSession::run_step() {
+  LONGKV_TRY(decode_host_layers(host_.hidden, tokens_));
+  if (hybrid_) LONGKV_TRY(hybrid_->prepare(stream_.get()));
+  LONGKV_TRY(cuda_status(cudaGraphLaunch(step_, stream_.get()), "decoding a token"));
+  return stream_.wait("decoding a token");
+}
+
 void CardSession::count_step() {
   const ModelConfig& c = config();
   ++stats_.steps;
-  for (int l = 0; l < c.layers; ++l) {
+  for (int l = host_layers(); l < c.layers; ++l) {
     const int64_t window = c.window.empty() ? 0 : c.window[size_t(l)];
     int64_t rows = window > 0 ? std::min(tokens_, window) : tokens_;
     if (selects(l) && rows > index_->rules().budget) {
@@ -315,11 +354,28 @@ void CardSession::count_step() {
   std::copy(totals, totals + 2, seen_);
 }
 
-void CardSession::reset_stats() { stats_ = KvStats{}; }
+void CardSession::reset_stats() {
+  stats_ = KvStats{};
+  if (host_kv_ != nullptr) host_kv_->reset_stats();
+}
+
+const KvStats& CardSession::stats() const {
+  if (host_kv_ == nullptr) return stats_;
+  const KvStats& host = host_kv_->stats();
+  all_ = stats_;
+  all_.kv_bytes += host.kv_bytes;
+  all_.index_bytes += host.index_bytes;
+  all_.rows_attended += host.rows_attended;
+  all_.selections += host.selections;
+  all_.seconds_select = host.seconds_select;
+  all_.seconds_attend = host.seconds_attend;
+  return all_;
+}
 
 Status CardSession::fill_random(int64_t n, uint64_t seed) {
   cudaStream_t stream = stream_.get();
-  for (int l = 0; l < config().layers; ++l) {
+  if (host_kv_ != nullptr) LONGKV_TRY(host_kv_->fill_random(n, seed));
+  for (int l = host_layers(); l < config().layers; ++l) {
     const uint64_t own = seed * 8191 + uint64_t(l);
     if (!in_memory(l)) {
       LONGKV_TRY(card::fill_rows(kv_[size_t(l)], n, own, stream));

@@ -12,6 +12,8 @@
 
 namespace longkv {
 
+class Graph;
+
 struct CardSessionOptions {
   int64_t context = 0;
   int64_t chunk = 0;  // prompt tokens that pass a layer together; 0: as many as memory and speed suggest
@@ -19,6 +21,10 @@ struct CardSessionOptions {
   Recipe recipe;
   KvSession* kv = nullptr;  // the cache in memory, under any recipe; nullptr: the card chooses and attends
   bool hybrid = false;      // ... over rows in memory, with the blocks that it attended lately on the card
+  // Where the model has layers in memory: what computes them for a decoded token, and, unless `kv` holds all layers'
+  // rows, a cache of those layers alone.
+  Graph* graph = nullptr;
+  std::shared_ptr<KvSession> host_kv;
 };
 
 // What of a recipe the card cannot do: kUnsupported that names it.

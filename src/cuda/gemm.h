@@ -7,6 +7,7 @@
 #include <memory>
 #include <tuple>
 
+#include "cuda/card_plan.h"
 #include "cuda/kv.h"
 #include "cuda/runtime.h"
 #include "longkv/status.h"
@@ -15,7 +16,7 @@ namespace longkv {
 
 class CardGemm {
  public:
-  static constexpr int64_t kWorkspace = int64_t(32) << 20;  // bytes of VRAM
+  static constexpr int64_t kWorkspace = kCardGemmWorkspace;  // bytes of VRAM
   // Errors: kUnsupported when the library is missing.
   static Result<std::unique_ptr<CardGemm>> create(CardMemory& memory);
   ~CardGemm();

@@ -191,11 +191,6 @@ Status run(const half_t* q, bool bfloat, int group, const CardSummaries& s, cons
 
 }  // namespace
 
-int64_t summary_bytes(SummaryKind kind, int kv_heads, int dim, int64_t blocks) {
-  const int64_t each = kind == SummaryKind::kMean ? 2 * dim : kind == SummaryKind::kBox ? 4 * dim : 2 * dim + 8;
-  return kv_heads * blocks * each;
-}
-
 CardSummaries place_summaries(SummaryKind kind, int block, int kv_heads, int dim, int64_t capacity, uint8_t* memory) {
   CardSummaries s{kind, block, capacity, reinterpret_cast<half_t*>(memory), nullptr};
   if (kind == SummaryKind::kBox8) s.scales = reinterpret_cast<float*>(memory + kv_heads * capacity * 2 * dim);

@@ -94,11 +94,18 @@ Result<std::vector<TokenClass>> classes_of_tokens(const LoadedModel& model) {
 
 bool cancelled(const std::atomic<bool>* cancel) { return cancel != nullptr && cancel->load(std::memory_order_relaxed); }
 
+// layers: of the model's first so many alone; -1: of all.
 Result<std::unique_ptr<KvSession>> create_kv(const LoadedModel& model, const Recipe& recipe, int64_t context,
-                                             int64_t window_slack, ThreadPool& pool, std::unique_ptr<Keeper> keeper) {
+                                             int64_t window_slack, ThreadPool& pool, std::unique_ptr<Keeper> keeper,
+                                             int layers = -1) {
   const ModelConfig& c = model.config();
+  KvShape shape = c.kv_shape();
+  if (layers >= 0) {
+    shape.layers = layers;
+    if (!shape.window.empty()) shape.window.resize(size_t(layers));
+  }
   return KvSession::create(
-      c.kv_shape(), recipe, RowCapacity{context}, AttendParams{c.attn_scale, c.attn_softcap}, pool,
+      shape, recipe, RowCapacity{context}, AttendParams{c.attn_scale, c.attn_softcap}, pool,
       KvSessionExtras{rotation(model, context), std::move(keeper), model_identity(c), window_slack});
 }
 
@@ -125,12 +132,18 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const LoadedMod
     if (options.keeper) return fail(Code::kUnsupported, "a keep stage of one's own does not run on a card");
     if (options.card_kv && !options.card_decodes)
       return fail(Code::kInternal, "a card that only reads prompts needs the cache in memory");
-    const CardSessionOptions card{options.context,
-                                  options.card_chunk,
-                                  options.order == PrefillOrder::kLayerMajor,
-                                  options.recipe,
-                                  options.card_kv ? nullptr : session->kv_.get(),
-                                  options.card_hybrid};
+    CardSessionOptions card{options.context,
+                            options.card_chunk,
+                            options.order == PrefillOrder::kLayerMajor,
+                            options.recipe,
+                            options.card_kv ? nullptr : session->kv_.get(),
+                            options.card_hybrid,
+                            &session->graph_,
+                            nullptr};
+    if (const int layers = options.card->host_layers(); layers > 0 && options.card_kv) {
+      LONGKV_ASSIGN(card.host_kv,
+                    create_kv(session->model(), options.recipe, options.context, 0, pool, nullptr, layers));
+    }
     LONGKV_ASSIGN(session->device_, make_card_session(options.card, card, pool));
     session->device_kv_ = card.kv;
   }

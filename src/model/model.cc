@@ -24,12 +24,12 @@ Result<std::shared_ptr<LoadedModel>> LoadedModel::load(const std::string& path, 
   return model;
 }
 
-Status LoadedModel::pack_weights(ThreadPool& pool) {
+Status LoadedModel::pack_weights(ThreadPool& pool, int layers) {
   constexpr uint64_t kAlign = 64;
   const auto padded = [](const Weight& w) { return ceil_div(uint64_t(longkv::packed_bytes(w)), kAlign) * kAlign; };
   std::vector<Weight*> chosen;
   uint64_t bytes = 0;
-  for (Weight* w : weights_.products()) {
+  for (Weight* w : weights_.products(layers)) {
     if (w->packed != nullptr || !reads_packed(w->type)) continue;
     chosen.push_back(w);
     bytes += padded(*w);

@@ -21,8 +21,9 @@ class LoadedModel {
 
   // Gives every matrix whose type has one its packed form (ops/packed_rows.h), which decodes faster in the same bits,
   // and lets go of the file's pages. Before the first session. Where memory does not hold it, nothing is packed and a
-  // notice says so. Errors: a notice under --strict.
-  Status pack_weights(ThreadPool& pool);
+  // notice says so. `layers`: only the matrices of the first so many layers, where a card has the others; -1: all.
+  // Errors: a notice under --strict.
+  Status pack_weights(ThreadPool& pool, int layers = -1);
   uint64_t packed_bytes() const { return packed_.size(); }
 
   const GgufFile& file() const { return file_; }

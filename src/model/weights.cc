@@ -1,5 +1,6 @@
 #include "model/weights.h"
 
+#include <algorithm>
 #include <set>
 #include <string>
 
@@ -138,10 +139,14 @@ uint64_t ModelWeights::bytes_per_token() const {
   return total;
 }
 
-std::vector<Weight*> ModelWeights::products() {
+std::vector<Weight*> ModelWeights::products(int count) {
   std::vector<Weight*> all;
-  for (LayerWeights& l : layers) all.insert(all.end(), {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down});
-  all.push_back(&output);
+  const size_t met = count < 0 ? layers.size() : std::min(layers.size(), size_t(count));
+  for (size_t i = 0; i < met; ++i) {
+    LayerWeights& l = layers[i];
+    all.insert(all.end(), {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down});
+  }
+  if (count < 0) all.push_back(&output);
   return all;
 }
 

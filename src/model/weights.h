@@ -40,8 +40,9 @@ struct ModelWeights {
 
   // Bytes that one decoded token reads: every matrix once, of the embedding only a row unless it is the output too.
   uint64_t bytes_per_token() const;
-  // The matrices that a decoded token meets.
-  std::vector<Weight*> products();
+  // The matrices that a decoded token meets, in all layers and behind them; in the first `count` layers where that is
+  // not negative.
+  std::vector<Weight*> products(int count = -1);
 };
 
 // Finds every tensor, checks its shape against the configuration, and fills config.vocab. A tensor that nothing uses is

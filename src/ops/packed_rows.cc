@@ -47,6 +47,50 @@ void pack_row(const uint8_t* row, int64_t blocks, int r, uint8_t* out) {
   }
 }
 
+// The inverse of gather_fifth_bits().
+uint32_t scatter_fifth_bits(uint32_t bytes) {
+  uint32_t out = 0;
+  for (int c = 0; c < 4; ++c) {
+    uint32_t t = (bytes >> (8 * c)) & 0xffu;
+    t = (t | t << 12) & 0x000f000fu;
+    t = (t | t << 6) & 0x03030303u;
+    t = (t | t << 3) & 0x11111111u;
+    out |= t << c;
+  }
+  return out;
+}
+
+// The inverse of pack_row().
+template <class Block>
+void unpack_row(const uint8_t* group, int64_t blocks, int r, uint8_t* row) {
+  for (int64_t b = 0; b < blocks; ++b, group += kPackedRows * int64_t(sizeof(Block))) {
+    Block block;
+    const uint8_t* at = group;
+    std::memcpy(&block.d, at + 2 * r, 2);
+    at += 2 * kPackedRows;
+    if constexpr (requires { block.m; }) {
+      std::memcpy(&block.m, at + 2 * r, 2);
+      at += 2 * kPackedRows;
+    }
+    for (int j = 0; j < 4; ++j, at += 4 * kPackedRows) std::memcpy(block.qs + 4 * j, at + 4 * r, 4);
+    if constexpr (requires { block.qh; }) {
+      uint32_t bits;
+      std::memcpy(&bits, at + 4 * r, 4);
+      bits = scatter_fifth_bits(bits);
+      std::memcpy(block.qh, &bits, 4);
+    }
+    std::memcpy(row + b * int64_t(sizeof(Block)), &block, sizeof(Block));
+  }
+}
+
+template <class Block>
+void unpack_some(const Weight& w, int64_t first, int64_t n, uint8_t* out) {
+  for (int64_t row = first; row < first + n; ++row, out += w.row_bytes) {
+    const int r = int(row % kPackedRows);
+    unpack_row<Block>(w.packed + (row - r) * w.row_bytes, w.cols / kSmallBlock, r, out);
+  }
+}
+
 template <class Block>
 void pack_all(const Weight& w, uint8_t* out, ThreadPool& pool) {
   constexpr int64_t kGroupsPerTask = 8;
@@ -83,6 +127,16 @@ void pack_rows(const Weight& w, uint8_t* out, ThreadPool& pool) {
     case TensorType::kQ5_0: return pack_all<BlockQ5_0>(w, out, pool);
     case TensorType::kQ5_1: return pack_all<BlockQ5_1>(w, out, pool);
     default: return;  // reads_packed() is false for it
+  }
+}
+
+void unpack_rows(const Weight& w, int64_t first, int64_t n, uint8_t* out) {
+  switch (w.type) {
+    case TensorType::kQ4_0: return unpack_some<BlockQ4_0>(w, first, n, out);
+    case TensorType::kQ4_1: return unpack_some<BlockQ4_1>(w, first, n, out);
+    case TensorType::kQ5_0: return unpack_some<BlockQ5_0>(w, first, n, out);
+    case TensorType::kQ5_1: return unpack_some<BlockQ5_1>(w, first, n, out);
+    default: return;  // never packed
   }
 }
 

@@ -26,5 +26,7 @@ bool reads_packed(TensorType type);
 int64_t packed_bytes(const Weight& w);
 // Writes it; `out` has packed_bytes(w) bytes, zero-filled. Only for types that reads_packed().
 void pack_rows(const Weight& w, uint8_t* out, ThreadPool& pool);
+// Rows [first, first + n) of a packed `w` as they lie in the file: n * w.row_bytes bytes.
+void unpack_rows(const Weight& w, int64_t first, int64_t n, uint8_t* out);
 
 }  // namespace longkv

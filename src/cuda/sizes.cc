@@ -1,0 +1,50 @@
+// Sizes of what lies on a card, also for machines and builds without one.
+#include "cuda/bits.h"
+#include "cuda/kv.h"
+#include "cuda/select.h"
+
+namespace longkv::card {
+
+bool card_kv_supports(KvType type, int dim) {
+  return (type == KvType::kF16 || type == KvType::kBf16 || type == KvType::kQ8_0) &&
+         (dim == 64 || dim == 96 || dim == 128 || dim == 256);
+}
+
+int64_t card_kv_bytes(KvType type, int kv_heads, int dim, int64_t capacity) {
+  const int64_t values = 2 * int64_t(kv_heads) * capacity * dim;
+  return type == KvType::kQ8_0 ? values + values / 32 * 2 : values * 2;
+}
+
+CardKv place_kv(KvType type, int kv_heads, int dim, int64_t capacity, uint8_t* memory) {
+  CardKv kv{type, kv_heads, dim, capacity, memory, nullptr, nullptr, nullptr};
+  const int64_t values = int64_t(kv_heads) * capacity * dim;
+  const int64_t plane = type == KvType::kQ8_0 ? values : values * 2;
+  kv.v = memory + plane;
+  if (type == KvType::kQ8_0) {
+    kv.k_scale = reinterpret_cast<half_t*>(memory + 2 * plane);
+    kv.v_scale = kv.k_scale + values / 32;
+  }
+  return kv;
+}
+
+BlockStore place_store(KvType type, int kv_heads, int dim, int block, int64_t blocks, uint8_t* memory) {
+  const int64_t values = int64_t(block) * dim;
+  const bool quantized = type == KvType::kQ8_0;
+  BlockStore s{type, kv_heads, dim, block, blocks, quantized ? values : values * 2, quantized ? values / 32 * 2 : 0,
+               0,    memory};
+  s.record = 2 * (s.plane + s.scales);
+  return s;
+}
+
+int64_t summary_bytes(SummaryKind kind, int kv_heads, int dim, int64_t blocks) {
+  const int64_t each = kind == SummaryKind::kMean ? 2 * dim : kind == SummaryKind::kBox ? 4 * dim : 2 * dim + 8;
+  return kv_heads * blocks * each;
+}
+
+int64_t bits_bytes(int block, int kv_heads, int dim, int64_t capacity) {
+  return kv_heads * capacity * block * (dim / 32) * int64_t(sizeof(uint32_t) + sizeof(half_t));
+}
+
+int64_t BitsScratch::bytes(int heads, int64_t capacity) { return int64_t(heads) * (capacity + 2 * kParts) * 4 + 16; }
+
+}  // namespace longkv::card
