@@ -1,7 +1,9 @@
 // Rotation and storing of queries, keys and values; rows of the cache as they read back.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
+#include "cuda/key_row.cuh"
 #include "cuda/kv.h"
 #include "cuda/launch.cuh"
 
@@ -19,9 +21,9 @@ __global__ void angles_kernel(const double2* __restrict__ fine, const double2* _
   out[i] = make_float2(float((a.x * b.x - a.y * b.y) * magnitude), float((a.y * b.x + a.x * b.y) * magnitude));
 }
 
-// Stores channel `c` of the row whose values and scales begin there; all lanes of a warp hold 32 neighbouring channels.
-// Returns what reads back.
-__device__ __forceinline__ float store_at(KvType type, uint8_t* values, half_t* scales, int c, float v) {
+// Stores channel `c` of the row whose values and scales begin there; all lanes of a warp hold 32 neighbouring channels,
+// `top` is the row's largest magnitude (fp8 only). Returns what reads back.
+__device__ __forceinline__ float store_at(KvType type, uint8_t* values, half_t* scales, int c, float v, float top) {
   if (type == KvType::kF16) {
     const __half h = __float2half_rn(v);
     reinterpret_cast<__half*>(values)[c] = h;
@@ -32,6 +34,26 @@ __device__ __forceinline__ float store_at(KvType type, uint8_t* values, half_t* 
     reinterpret_cast<__nv_bfloat16*>(values)[c] = h;
     return __bfloat162float(h);
   }
+  if (type == KvType::kFp8) {
+    const __nv_bfloat16 scale = __float2bfloat16_rn(top < 0x1p-100f ? 0.0f : top / 448.0f);
+    const float s = __bfloat162float(scale);
+    const __nv_fp8_e4m3 code(s > 0.0f ? v / s : 0.0f);
+    values[c] = code.__x;
+    if (c == 0) scales[0] = __bfloat16_as_ushort(scale);
+    return s * float(code);
+  }
+  if (type == KvType::kQ4_0) {
+    const float high = warp_max(v), low = -warp_max(-v);
+    const __half scale = __float2half_rn((high > -low ? high : low) / -8.0f);
+    const float s = __half2float(scale);
+    const int q = s != 0.0f ? min(7, max(-8, __float2int_rn(v / s))) : 0;
+    uint32_t word = uint32_t(q + 8) << (c % 8 / 2 * 4 + c % 2 * 16);
+#pragma unroll
+    for (int step = 4; step > 0; step /= 2) word |= __shfl_xor_sync(kAllLanes, word, step);
+    if (c % 8 == 0) reinterpret_cast<uint32_t*>(values)[c / 8] = word;
+    if (c % 32 == 0) scales[c / 32] = __half_as_ushort(scale);
+    return s * float(q);
+  }
   const __half scale = __float2half_rn(warp_max(fabsf(v)) / 127.0f);
   const float s = __half2float(scale);
   const int q = s > 0.0f ? min(127, max(-127, __float2int_rn(v / s))) : 0;
@@ -39,22 +61,21 @@ __device__ __forceinline__ float store_at(KvType type, uint8_t* values, half_t* 
   if (c % 32 == 0) scales[c / 32] = __half_as_ushort(scale);
   return s * float(q);
 }
-__device__ __forceinline__ float store_value(const CardKv& kv, bool key, int64_t row, int c, float v) {
-  const int value = kv.type == KvType::kQ8_0 ? 1 : 2;
-  return store_at(kv.type, (key ? kv.k : kv.v) + row * kv.dim * value,
-                  (key ? kv.k_scale : kv.v_scale) + row * (kv.dim / 32), c, v);
+__device__ __forceinline__ float store_value(const CardKv& kv, bool key, int64_t row, int c, float v, float top) {
+  return store_at(kv.type, (key ? kv.k : kv.v) + row * value_bytes(kv.type, kv.dim),
+                  (key ? kv.k_scale : kv.v_scale) + row * scale_count(kv.type, kv.dim), c, v, top);
 }
 // The row at `position` to its block in memory and, where that block is on the card, there too.
 __device__ __forceinline__ void store_in_block(const AppendArgs& a, bool key, int kv_head, int64_t position, int c,
-                                               float v) {
+                                               float v, float top) {
   const BlockStore& s = a.store;
   const int64_t block = position / s.block, row = position % s.block;
   uint8_t* record = s.data + (kv_head * s.blocks + block) * s.record;
   uint8_t* values = record + (key ? 0 : s.plane) + row * (s.plane / s.block);
   uint8_t* scales = record + 2 * s.plane + (key ? 0 : s.scales) + row * (s.scales / s.block);
-  (void)store_at(s.type, values, reinterpret_cast<half_t*>(scales), c, v);
+  (void)store_at(s.type, values, reinterpret_cast<half_t*>(scales), c, v, top);
   const int32_t slot = a.slot_of[kv_head * s.blocks + block];
-  if (slot >= 0) (void)store_value(a.kv, key, kv_head * a.kv.capacity + slot * int64_t(s.block) + row, c, v);
+  if (slot >= 0) (void)store_value(a.kv, key, kv_head * a.kv.capacity + slot * int64_t(s.block) + row, c, v, top);
 }
 
 __global__ void append_kernel(AppendArgs a, CardKv work) {
@@ -96,13 +117,18 @@ __global__ void append_kernel(AppendArgs a, CardKv work) {
   }
   const int kv_head = (head - a.heads) % kv_heads;
   const int64_t position = *a.first + t;
+  float top = 0.0f;
+  if (a.kv.type == KvType::kFp8) {
+    __syncthreads();  // `shared` may be read yet
+    top = block_max(fabsf(v), shared);
+  }
   if (a.store.data != nullptr) {
-    store_in_block(a, key, kv_head, position, c, v);
+    store_in_block(a, key, kv_head, position, c, v, top);
     return;
   }
   float back = v;
-  if (a.kv.k != nullptr) back = store_value(a.kv, key, kv_head * a.kv.capacity + position, c, v);
-  if (work.k != nullptr) (void)store_value(work, key, kv_head * work.capacity + position, c, back);
+  if (a.kv.k != nullptr) back = store_value(a.kv, key, kv_head * a.kv.capacity + position, c, v, top);
+  if (work.k != nullptr) (void)store_value(work, key, kv_head * work.capacity + position, c, back, top);
 }
 
 __global__ void decode_rows_kernel(CardKv kv, int64_t first, int64_t n, CardKv work) {
@@ -110,19 +136,9 @@ __global__ void decode_rows_kernel(CardKv kv, int64_t first, int64_t n, CardKv w
   if (i >= n * kv.dim) return;
   const int64_t row = first + i / kv.dim;
   const int c = int(i % kv.dim);
-  const int64_t from = (blockIdx.y / 2 * kv.capacity + row), to = (blockIdx.y / 2 * work.capacity + row) * kv.dim + c;
+  const int64_t to = (blockIdx.y / 2 * work.capacity + row) * kv.dim + c;
   const bool key = blockIdx.y % 2 == 0;
-  const uint8_t* base = key ? kv.k : kv.v;
-  float v;
-  if (kv.type == KvType::kF16) {
-    v = __half2float(reinterpret_cast<const __half*>(base)[from * kv.dim + c]);
-  } else if (kv.type == KvType::kBf16) {
-    v = __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(base)[from * kv.dim + c]);
-  } else {
-    const half_t* scales = key ? kv.k_scale : kv.v_scale;
-    v = __half2float(__ushort_as_half(scales[from * (kv.dim / 32) + c / 32])) *
-        float(reinterpret_cast<const int8_t*>(base)[from * kv.dim + c]);
-  }
+  const float v = stored_row(kv, key, int(blockIdx.y) / 2, row).at(c);
   reinterpret_cast<__half*>(key ? work.k : work.v)[to] = __float2half_rn(v);
 }
 
@@ -140,8 +156,10 @@ __global__ void fill_kernel(CardKv kv, int64_t n, uint64_t seed) {
   const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;  // whole warps: dim is a multiple of 32
   if (i >= n * kv.dim) return;
   const int64_t row = (blockIdx.y / 2) * kv.capacity + i / kv.dim;
-  (void)store_value(kv, blockIdx.y % 2 == 0, row, int(i % kv.dim),
-                    random_normal(seed * 4096 + blockIdx.y, uint64_t(i)));
+  // One scale does for every row of such values: none is larger in what a cache holds.
+  constexpr float kTop = 7.0f;
+  (void)store_value(kv, blockIdx.y % 2 == 0, row, int(i % kv.dim), random_normal(seed * 4096 + blockIdx.y, uint64_t(i)),
+                    kTop);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 // product is free, so a lane loads 16 bytes (8 channels) and the queries are loaded in the same order. A fragment of V
 // wants pairs of rows of one channel: a lane loads the same 8 channels of two rows and interleaves them; instance j of
 // the product then covers channels 8 n + j.
+#include "cuda/key_row.cuh"
 #include "cuda/kv.h"
 #include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
@@ -17,38 +18,6 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kTile = 16;  // rows that a warp takes at a time
 
-// Eight channels from channel 8 * chunk of a row, as they lie there; all loads of a tile start before the first is
-// used.
-struct RawHalves {
-  uint4 bits;
-  __device__ __forceinline__ void load(const uint8_t* base, const half_t*, int64_t row, int dim, int chunk) {
-    bits = __ldcs(reinterpret_cast<const uint4*>(base + (row * dim + chunk * 8) * 2));
-  }
-  __device__ __forceinline__ uint4 halves() const { return bits; }
-};
-struct RawBytes {
-  uint2 bits;
-  half_t scale;
-  __device__ __forceinline__ void load(const uint8_t* base, const half_t* scales, int64_t row, int dim, int chunk) {
-    bits = __ldcs(reinterpret_cast<const uint2*>(base + row * dim + chunk * 8));
-    scale = scales[row * (dim / 32) + chunk / 4];
-  }
-  __device__ __forceinline__ uint4 halves() const {
-    const __half2 factor = __half2half2(__ushort_as_half(scale));
-    // A byte below 0x64 is the half 1024 + byte; with the sign bit turned, 1152 less is the signed value.
-    const __half2 offset = __half2half2(__ushort_as_half(0x6480));
-    const uint32_t words[2] = {bits.x ^ 0x80808080u, bits.y ^ 0x80808080u};
-    uint32_t out[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t pair = __byte_perm(words[i / 2], 0x64646464u, i % 2 == 0 ? 0x4140 : 0x4342);
-      const __half2 h = __hmul2(__hsub2(*reinterpret_cast<const __half2*>(&pair), offset), factor);
-      out[i] = *reinterpret_cast<const uint32_t*>(&h);
-    }
-    return make_uint4(out[0], out[1], out[2], out[3]);
-  }
-};
-
 struct Half {
   using Value = __half;
   using Raw = RawHalves;
@@ -60,6 +29,14 @@ struct Bfloat {
 struct Quant8 {
   using Value = __half;
   using Raw = RawBytes;
+};
+struct Quant4 {
+  using Value = __half;
+  using Raw = RawNibbles;
+};
+struct Fp8 {
+  using Value = __half;
+  using Raw = RawFp8;
 };
 
 __device__ __forceinline__ uint32_t word_of(const uint4& v, int i) {
@@ -300,6 +277,8 @@ Status attend_token(const AttendArgs& a, const TileList& list, const int64_t* po
   const TokenArgs p{a, list, position, scratch};
   if (a.kv.type == KvType::kF16) return run<Half>(p, stream);
   if (a.kv.type == KvType::kBf16) return run<Bfloat>(p, stream);
+  if (a.kv.type == KvType::kQ4_0) return run<Quant4>(p, stream);
+  if (a.kv.type == KvType::kFp8) return run<Fp8>(p, stream);
   return run<Quant8>(p, stream);
 }
 

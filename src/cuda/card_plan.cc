@@ -112,7 +112,7 @@ Result<CardPlan> plan_card(const LoadedModel& model, const CardPlanRequest& q) {
     p.scratch_bytes = card_graph_bytes(c, q.multiprocessors, q.context) +
                       (divided ? 2 : 4) * std::max(card_chunk_bytes(c, chunk), p.span * c.dim * 4);
     if (divided) p.scratch_bytes += card_feed_bytes(largest);
-    if (divided || q.rows != CardRows::kOnCard || q.recipe.store.k == KvType::kQ8_0) p.scratch_bytes += work;
+    if (divided || q.rows != CardRows::kOnCard || !card::attended_in_place(q.recipe.store.k)) p.scratch_bytes += work;
     return p;
   };
   if (q.layers >= 0) return plan_of(std::min(q.layers, c.layers));

@@ -22,8 +22,8 @@ Status card_supports(const LoadedModel& model, const Recipe& recipe) {
   const ModelConfig& c = model.config();
   if (recipe.store.k != recipe.store.v || !card::card_kv_supports(recipe.store.k, c.head_dim_k)) {
     return fail(Code::kUnsupported,
-                "rows of types {} and {} with {} channels; on the card K and V are both f16, bf16 or "
-                "q8_0, with 64, 96, 128 or 256 channels",
+                "rows of types {} and {} with {} channels; on the card K and V are both f16, bf16, q8_0, q4_0 or fp8, "
+                "with 64, 96, 128 or 256 channels",
                 kv_type_name(recipe.store.k), kv_type_name(recipe.store.v), c.head_dim_k);
   }
   // What the card does, with the values of this recipe; anything else in it makes a difference.
@@ -50,7 +50,7 @@ Status card_supports(const LoadedModel& model, const Recipe& recipe) {
       Code::kUnsupported,
       "the recipe {}; with its KV on the card, longkv has full attention and select=topk over blocks of a multiple of "
       "16: index=minmax or mean (aggregate sum or max), as in quest, and index=bits (one bit, aggregate softmax), as "
-      "in onebit; prompts are read densely or block_sparse (rows f16 or q8_0)",
+      "in onebit; prompts are read densely or block_sparse (rows of types other than bf16)",
       recipe.canonical());
 }
 
@@ -62,9 +62,8 @@ Status card_supports_hybrid(const LoadedModel& model, const Recipe& recipe) {
                 "blocks, as quest:budget=4096 does",
                 recipe.canonical());
   }
-  if (recipe.store.k != KvType::kF16 && recipe.store.k != KvType::kQ8_0)
-    return fail(Code::kUnsupported, "rows of type {}; with --kv-place hybrid they are f16 or q8_0",
-                kv_type_name(recipe.store.k));
+  if (recipe.store.k == KvType::kBf16)
+    return fail(Code::kUnsupported, "rows of type bf16; with --kv-place hybrid they are f16, q8_0, q4_0 or fp8");
   return {};
 }
 
@@ -184,7 +183,7 @@ Status CardSession::allocate_rows(int64_t capacity, const std::vector<bool>& hyb
     if (hybrid[size_t(l)] || on_host(l)) continue;
     kv_.back() = card::place_kv(type_, c.kv_heads, c.head_dim_k, capacity, kv_memory_.data() + next++ * per_layer);
   }
-  if ((type_ != KvType::kQ8_0 && host_layers() == 0) || options_.hybrid) return {};
+  if ((card::attended_in_place(type_) && host_layers() == 0) || options_.hybrid) return {};
   LONGKV_ASSIGN(work_memory_,
                 CardBuffer::create(memory(), card::card_kv_bytes(KvType::kF16, c.kv_heads, c.head_dim_k, capacity),
                                    "one layer's rows in f16"));
@@ -222,7 +221,8 @@ Status CardSession::allocate_hybrid(const HybridRows::Shape& wanted) {
 }
 
 Status CardSession::begin_layer(int layer, int64_t start) {
-  const bool decoded = in_memory(layer) || on_host(layer) || type_ == KvType::kQ8_0;  // work_ is what prompts attend
+  const bool decoded =
+      in_memory(layer) || on_host(layer) || !card::attended_in_place(type_);  // work_ is what prompts attend
   if (on_host(layer)) {
     LONGKV_TRY(landing_->begin_layer(layer, start, work_, stream_.get()));
   } else if (in_memory(layer)) {
@@ -236,8 +236,8 @@ Status CardSession::begin_layer(int layer, int64_t start) {
 Status CardSession::chunk_layer(int layer, float* hidden, int64_t first, int64_t n, int64_t end) {
   if (on_host(layer)) return landing_->chunk_layer(*graph_, layer, work_, hidden, first, n, end, stream_.get());
   if (!in_memory(layer)) {
-    return graph_->prefill_layer(layer, kv_[size_t(layer)], type_ == KvType::kQ8_0 ? &work_ : nullptr, hidden, first, n,
-                                 end, stream_.get());
+    return graph_->prefill_layer(layer, kv_[size_t(layer)], card::attended_in_place(type_) ? nullptr : &work_, hidden,
+                                 first, n, end, stream_.get());
   }
   LONGKV_ASSIGN(const card::CardKv stage, hybrid_->stage(first, stream_.get()));
   LONGKV_TRY(graph_->prefill_layer(layer, stage, &work_, hidden, first, n, end, stream_.get()));

@@ -1,6 +1,7 @@
 #include <cuda_fp16.h>
 
 #include "cuda/hot.h"
+#include "cuda/key_row.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/radix.cuh"
 
@@ -158,7 +159,7 @@ __global__ void __launch_bounds__(256) fetch_kernel(BlockStore store, HotBlocks 
 // A thread takes 16 bytes of a row, and the first ones of a row a scale each.
 __global__ void __launch_bounds__(256) spill_kernel(CardKv kv, BlockStore store, int64_t first, int64_t n) {
   const int row_words = int(store.plane / store.block / 16);
-  const int groups = store.scales > 0 ? store.dim / 32 : 0;
+  const int groups = scale_count(store.type, store.dim);
   const int head = int(blockIdx.y) / 2;
   const bool key = blockIdx.y % 2 == 0;
   const uint4* words = reinterpret_cast<const uint4*>(key ? kv.k : kv.v);
@@ -178,34 +179,21 @@ __global__ void __launch_bounds__(256) spill_kernel(CardKv kv, BlockStore store,
   }
 }
 
+// A thread takes eight channels of a row.
+template <class Raw>
 __global__ void __launch_bounds__(256) bring_kernel(BlockStore store, int64_t n, CardKv work) {
-  const int row_words = int(store.plane / store.block / 16);
-  const int head = int(blockIdx.y) / 2;
+  const int chunks = store.dim / 8, head = int(blockIdx.y) / 2;
   const bool key = blockIdx.y % 2 == 0;
-  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n * row_words;
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n * chunks;
        i += int64_t(gridDim.x) * blockDim.x) {
-    const int64_t position = i / row_words, row = position % store.block;
-    const int word = int(i % row_words);
+    const int64_t position = i / chunks;
+    const int chunk = int(i % chunks);
     const uint8_t* record = store.data + (head * store.blocks + position / store.block) * store.record;
-    const auto* from = reinterpret_cast<const uint4*>(record + (key ? 0 : store.plane)) + row * row_words;
-    auto* to = reinterpret_cast<uint4*>((key ? work.k : work.v) + (head * work.capacity + position) * work.dim * 2);
-    const uint4 bits = __ldcs(from + word);
-    if (store.scales == 0) {
-      to[word] = bits;
-      continue;
-    }
     const auto* scales = reinterpret_cast<const half_t*>(record + 2 * store.plane + (key ? 0 : store.scales));
-    const float scale = __half2float(__ushort_as_half(scales[row * (store.dim / 32) + word / 2]));
-    const uint32_t packed[4] = {bits.x, bits.y, bits.z, bits.w};
-    uint32_t out[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const uint32_t pair = packed[j / 2] >> (j % 2 * 16);
-      const __half2 h = __floats2half2_rn(scale * float(int8_t(pair & 255)), scale * float(int8_t(pair >> 8 & 255)));
-      out[j] = *reinterpret_cast<const uint32_t*>(&h);
-    }
-    to[2 * word] = make_uint4(out[0], out[1], out[2], out[3]);
-    to[2 * word + 1] = make_uint4(out[4], out[5], out[6], out[7]);
+    Raw raw;
+    raw.load(record + (key ? 0 : store.plane), scales, position % store.block, store.dim, chunk);
+    auto* to = reinterpret_cast<uint4*>((key ? work.k : work.v) + (head * work.capacity + position) * work.dim * 2);
+    to[chunk] = raw.halves();
   }
 }
 
@@ -232,7 +220,13 @@ Status spill_rows(const CardKv& kv, const BlockStore& store, int64_t first, int6
 
 Status bring_rows(const BlockStore& store, int64_t n, const CardKv& work, CardStreamHandle stream) {
   if (n <= 0) return {};
-  bring_kernel<<<dim3(64, unsigned(2 * store.kv_heads)), 256, 0, stream>>>(store, n, work);
+  const dim3 grid(64, unsigned(2 * store.kv_heads));
+  switch (store.type) {
+    case KvType::kQ8_0: bring_kernel<RawBytes><<<grid, 256, 0, stream>>>(store, n, work); break;
+    case KvType::kQ4_0: bring_kernel<RawNibbles><<<grid, 256, 0, stream>>>(store, n, work); break;
+    case KvType::kFp8: bring_kernel<RawFp8><<<grid, 256, 0, stream>>>(store, n, work); break;
+    default: bring_kernel<RawHalves><<<grid, 256, 0, stream>>>(store, n, work);
+  }
   return launched("bring_rows");
 }
 

@@ -146,7 +146,8 @@ Result<card::CardKv> HybridRows::stage(int64_t first, cudaStream_t stream) {
   LONGKV_TRY(cuda_status(cudaStreamWaitEvent(stream, s.gone), "rows on their way to memory"));
   // Rows are addressed by position.
   card::CardKv kv = s.kv;
-  const int64_t values = first * kv.dim * (kv.type == KvType::kQ8_0 ? 1 : 2), scales = first * (kv.dim / 32);
+  const int64_t values = first * card::value_bytes(kv.type, kv.dim),
+                scales = first * card::scale_count(kv.type, kv.dim);
   kv.k -= values;
   kv.v -= values;
   if (kv.k_scale != nullptr) kv.k_scale -= scales, kv.v_scale -= scales;

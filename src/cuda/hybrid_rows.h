@@ -15,7 +15,7 @@ namespace longkv {
 class HybridRows {
  public:
   struct Shape {
-    KvType type = KvType::kF16;  // f16 or q8_0
+    KvType type = KvType::kF16;  // not bf16
     int kv_heads = 0;
     int dim = 0;
     int block = 16;

@@ -6,17 +6,36 @@
 #include "cuda/ops.h"
 #include "kv/types.h"
 
+#ifdef __CUDACC__
+#define LONGKV_ON_BOTH __host__ __device__
+#else
+#define LONGKV_ON_BOTH
+#endif
+
 namespace longkv::card {
 
-// Rows of one layer: [kv_heads][capacity][dim]. Types f16, bf16 and q8_0, the same for K and V.
+// Of one row: bytes of its values, and its scales (one for 32 channels; fp8: one for the row).
+LONGKV_ON_BOTH constexpr int value_bytes(KvType type, int dim) {
+  return type == KvType::kQ4_0 ? dim / 2 : type == KvType::kQ8_0 || type == KvType::kFp8 ? dim : 2 * dim;
+}
+LONGKV_ON_BOTH constexpr int scale_count(KvType type, int dim) {
+  return type == KvType::kFp8 ? 1 : type == KvType::kQ8_0 || type == KvType::kQ4_0 ? dim / 32 : 0;
+}
+// Whether prompts attend rows as they are stored; else one layer's rows in f16.
+constexpr bool attended_in_place(KvType type) { return type == KvType::kF16 || type == KvType::kBf16; }
+
+// Rows of one layer: [kv_heads][capacity][dim]. Types f16, bf16, q8_0, q4_0 and fp8, the same for K and V.
+//   q8_0  signed bytes, a half per 32 channels
+//   q4_0  32-bit words of 8 channels: channel 2 i in bits 4 i, channel 2 i + 1 in bits 16 + 4 i, plus 8; a half per 32
+//   fp8   E4M3 bytes, a bfloat16 per row
 struct CardKv {
   KvType type = KvType::kF16;
   int kv_heads = 0;
   int dim = 0;  // channels of K and V rows
   int64_t capacity = 0;
-  uint8_t* k = nullptr;  // halves, bfloat16s or signed bytes
+  uint8_t* k = nullptr;
   uint8_t* v = nullptr;
-  half_t* k_scale = nullptr;  // q8_0: [kv_heads][capacity][dim / 32]
+  half_t* k_scale = nullptr;  // [kv_heads][capacity][scale_count]
   half_t* v_scale = nullptr;
 };
 bool card_kv_supports(KvType type, int dim);
@@ -25,8 +44,8 @@ int64_t card_kv_bytes(KvType type, int kv_heads, int dim, int64_t capacity);
 CardKv place_kv(KvType type, int kv_heads, int dim, int64_t capacity, uint8_t* memory);
 
 // Rows of one layer in memory, which the card reads and writes over the bus: [kv_heads][blocks] records, each the rows
-// of one block: its K, its V, and for q8_0 the scales of K and of V. A record is the unit of transfer, so it is
-// contiguous.
+// of one block: its K, its V, and where there are any the scales of K and of V. A record is the unit of transfer, so it
+// is contiguous.
 struct BlockStore {
   KvType type = KvType::kF16;
   int kv_heads = 0;

@@ -6,32 +6,35 @@
 namespace longkv::card {
 
 bool card_kv_supports(KvType type, int dim) {
-  return (type == KvType::kF16 || type == KvType::kBf16 || type == KvType::kQ8_0) &&
+  return (attended_in_place(type) || type == KvType::kQ8_0 || type == KvType::kQ4_0 || type == KvType::kFp8) &&
          (dim == 64 || dim == 96 || dim == 128 || dim == 256);
 }
 
 int64_t card_kv_bytes(KvType type, int kv_heads, int dim, int64_t capacity) {
-  const int64_t values = 2 * int64_t(kv_heads) * capacity * dim;
-  return type == KvType::kQ8_0 ? values + values / 32 * 2 : values * 2;
+  return 2 * int64_t(kv_heads) * capacity * (value_bytes(type, dim) + 2 * scale_count(type, dim));
 }
 
 CardKv place_kv(KvType type, int kv_heads, int dim, int64_t capacity, uint8_t* memory) {
   CardKv kv{type, kv_heads, dim, capacity, memory, nullptr, nullptr, nullptr};
-  const int64_t values = int64_t(kv_heads) * capacity * dim;
-  const int64_t plane = type == KvType::kQ8_0 ? values : values * 2;
+  const int64_t rows = int64_t(kv_heads) * capacity, plane = rows * value_bytes(type, dim);
   kv.v = memory + plane;
-  if (type == KvType::kQ8_0) {
+  if (scale_count(type, dim) > 0) {
     kv.k_scale = reinterpret_cast<half_t*>(memory + 2 * plane);
-    kv.v_scale = kv.k_scale + values / 32;
+    kv.v_scale = kv.k_scale + rows * scale_count(type, dim);
   }
   return kv;
 }
 
 BlockStore place_store(KvType type, int kv_heads, int dim, int block, int64_t blocks, uint8_t* memory) {
-  const int64_t values = int64_t(block) * dim;
-  const bool quantized = type == KvType::kQ8_0;
-  BlockStore s{type, kv_heads, dim, block, blocks, quantized ? values : values * 2, quantized ? values / 32 * 2 : 0,
-               0,    memory};
+  BlockStore s{type,
+               kv_heads,
+               dim,
+               block,
+               blocks,
+               int64_t(block) * value_bytes(type, dim),
+               int64_t(block) * scale_count(type, dim) * 2,
+               0,
+               memory};
   s.record = 2 * (s.plane + s.scales);
   return s;
 }

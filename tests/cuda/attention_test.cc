@@ -113,8 +113,36 @@ std::vector<double> attention_of(const Tokens& t, int64_t position, int head, do
   return out;
 }
 
-// What rounding of rows, queries and weights does to an output of unit size: a few units of the type's last place.
-double tolerance(KvType type) { return type == KvType::kF16 ? 0.01 : type == KvType::kBf16 ? 0.06 : 0.08; }
+constexpr KvType kRowTypes[] = {KvType::kF16, KvType::kBf16, KvType::kQ8_0, KvType::kQ4_0, KvType::kFp8};
+
+// What rounding of queries and weights does to an output of unit size: a few units of the type's last place.
+double tolerance(KvType type) { return type == KvType::kBf16 ? 0.06 : 0.01; }
+
+// The largest error of a stored value, `top` being the largest magnitude of its row: a half step, and for q4_0, whose
+// range is lopsided, a whole one.
+double storing_error(KvType type, double value, double top) {
+  switch (type) {
+    case KvType::kF16: return top * 0x1p-10;
+    case KvType::kBf16: return top * 0x1p-8;
+    case KvType::kQ8_0: return top / 240;
+    case KvType::kFp8: return std::abs(value) / 15 + top / 448 / 128;
+    default: return top / 8 * 1.001;
+  }
+}
+
+// From now on the rows of keys and values are what those stored read back as, in halves.
+void use_stored_rows(Tokens& t) {
+  const OnCard memory(card::card_kv_bytes(KvType::kF16, t.s.kv_heads, t.s.dim, t.s.capacity));
+  const CardKv work = card::place_kv(KvType::kF16, t.s.kv_heads, t.s.dim, t.s.capacity, memory.data());
+  ASSERT_DONE(card::decode_rows(t.kv, 0, t.n, work, nullptr));
+  const auto rows = memory.read<uint16_t>(2 * t.s.kv_heads * t.s.capacity * t.s.dim);
+  for (int h = 0; h < 2 * t.s.kv_heads; ++h) {
+    for (int64_t r = 0; r < t.n; ++r) {
+      double* to = const_cast<double*>(t.row(r, t.s.heads + h));
+      for (int i = 0; i < t.s.dim; ++i) to[i] = test::half_float(rows[size_t((h * t.s.capacity + r) * t.s.dim + i)]);
+    }
+  }
+}
 
 void expect_near(const std::vector<double>& want, const float* have, double allowed) {
   double error = 0, norm = 0;
@@ -129,7 +157,7 @@ void expect_near(const std::vector<double>& want, const float* have, double allo
 TEST(CardAttention, StoredRowsAndTheirDecoding) {
   LONGKV_NEED_CARD();
   for (RopePairs pairs : {RopePairs::kHalves, RopePairs::kAdjacent}) {
-    for (KvType type : {KvType::kF16, KvType::kBf16, KvType::kQ8_0}) {
+    for (KvType type : kRowTypes) {
       const Shape s{type, 2, 2, 96, 64};
       const Tokens t = make_tokens(s, 37, 3, pairs, 64);
       const OnCard memory(card::card_kv_bytes(KvType::kF16, s.kv_heads, s.dim, s.capacity));
@@ -142,8 +170,9 @@ TEST(CardAttention, StoredRowsAndTheirDecoding) {
           double top = 0;
           for (int i = 0; i < s.dim; ++i) top = std::max(top, std::abs(want[i]));
           for (int i = 0; i < s.dim; ++i) {
-            const double step = type == KvType::kF16 ? top * 0x1p-10 : type == KvType::kBf16 ? top * 0x1p-8 : top / 240;
-            ASSERT_NEAR(test::half_float(rows[size_t((h * s.capacity + r) * s.dim + i)]), want[i], step);
+            ASSERT_NEAR(test::half_float(rows[size_t((h * s.capacity + r) * s.dim + i)]), want[i],
+                        storing_error(type, want[i], top))
+                << kv_type_name(type);
           }
         }
       }
@@ -162,13 +191,14 @@ TEST(CardAttention, OneTokenOverEveryShapeAndLength) {
                         {8, 2, 128, 17, 0, 0},    {32, 8, 128, 1000, 0, 0},  {6, 6, 96, 333, 0, 30},
                         {4, 1, 256, 700, 512, 0}, {14, 2, 64, 2049, 100, 0}, {20, 1, 64, 129, 0, 0},
                         {9, 3, 64, 4097, 0, 0}};
-  for (KvType type : {KvType::kF16, KvType::kBf16, KvType::kQ8_0}) {
+  for (KvType type : kRowTypes) {
     for (const Case& c : cases) {
       for (int splits : {1, 5, 33}) {
         SCOPED_TRACE(testing::Message() << kv_type_name(type) << ' ' << c.heads << '/' << c.kv_heads << " x " << c.dim
                                         << ", " << c.rows << " rows, " << splits << " splits");
         const Shape s{type, c.heads, c.kv_heads, c.dim, (c.rows + 31) / 16 * 16};
-        const Tokens t = make_tokens(s, c.rows, 11);
+        Tokens t = make_tokens(s, c.rows, 11);
+        if (!card::attended_in_place(type)) use_stored_rows(t);
         const OnCard scratch(card::DecodeScratch::bytes(c.heads, splits, c.dim)),
             row(card::CardRow::bytes(c.heads * c.dim));
         const card::DecodeScratch d{splits, scratch.as<float>(),

@@ -25,10 +25,10 @@ struct Case {
   int kv_heads, dim, block;
   int64_t rows;
 };
-const Case kCases[] = {{KvType::kF16, 2, 64, 16, 1000},
-                       {KvType::kQ8_0, 8, 128, 16, 3003},
-                       {KvType::kQ8_0, 1, 256, 32, 517},
-                       {KvType::kF16, 3, 128, 128, 1500}};
+const Case kCases[] = {{KvType::kF16, 2, 64, 16, 1000},  {KvType::kQ8_0, 8, 128, 16, 3003},
+                       {KvType::kQ8_0, 1, 256, 32, 517}, {KvType::kQ4_0, 8, 128, 16, 2003},
+                       {KvType::kQ4_0, 2, 96, 32, 517},  {KvType::kFp8, 8, 128, 16, 2003},
+                       {KvType::kFp8, 3, 64, 32, 517},   {KvType::kF16, 3, 128, 128, 1500}};
 
 // Rows go to memory in pieces that begin anywhere, and come back as they read.
 TEST(CardHot, RowsToMemoryAndBack) {
