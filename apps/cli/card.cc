@@ -24,14 +24,16 @@ void add_card_options(CLI::App& command, ModelOptions& o) {
   command
       .add_option("--kv-place", o.kv_place,
                   "Where the KV cache lies: gpu; cpu: in memory, also with -ngl; hybrid: rows in memory, blocks in use "
-                  "on the card")
-      ->check(CLI::IsMember({"gpu", "cpu", "hybrid"}))
+                  "on the card; disk: in a file, of which memory holds what was used lately")
+      ->check(CLI::IsMember({"gpu", "cpu", "hybrid", "disk"}))
       ->group(kMore);
+  command.add_option("--kv-dir", o.kv_dir, "Folder of --kv-place disk; default: TMPDIR, else /var/tmp")->group(kMore);
   command.add_option("--vram", o.vram, "Most memory of the card to use (K, M, G); default: what is free")->group(kMore);
 }
 
 void hide_card_options(CLI::App& command) {
-  for (const char* name : {"--gpu-layers", "--device", "--kv-place", "--vram"}) command.get_option(name)->group("");
+  for (const char* name : {"--gpu-layers", "--device", "--kv-place", "--kv-dir", "--vram"})
+    command.get_option(name)->group("");
 }
 
 bool card_wanted(const ModelOptions& o) {
@@ -148,7 +150,8 @@ Status choose_card(const ModelOptions& o, const KvPlan& all, Opened& opened) {
   LONGKV_ASSIGN(const int64_t cap, asked_vram(o));
   opened.card_asked = card_wanted(o);
   opened.card_chunk = o.chunk.value_or(0);
-  if (index < 0 || asked == 0 || (o.kv_place == "cpu" && !opened.card_asked)) {
+  const bool off_card = o.kv_place == "cpu" || o.kv_place == "disk";
+  if (index < 0 || asked == 0 || (off_card && !opened.card_asked)) {
     if (!opened.card_asked) return {};
     return fail(Code::kInvalidArgument, "-ngl {}, --device {} and --kv-place {} contradict each other",
                 o.gpu_layers.empty() ? "auto" : o.gpu_layers, o.device.empty() ? "(first)" : o.device,
@@ -160,7 +163,7 @@ Status choose_card(const ModelOptions& o, const KvPlan& all, Opened& opened) {
                 "its prompts (-ngl all)",
                 o.kv_place);
   }
-  opened.card_kv = o.kv_place != "cpu" && !o.card_reads;
+  opened.card_kv = !off_card && !o.card_reads;
   opened.card_decodes = !o.card_reads;
   opened.card_hybrid = o.kv_place == "hybrid";
   Status refused;
@@ -204,7 +207,7 @@ Result<std::optional<CardPlan>> plan_of_card(const ModelOptions& o, const Opened
   Opened placed;
   placed.recipe = opened.recipe;
   placed.card_chunk = o.chunk.value_or(0);
-  placed.card_kv = o.kv_place != "cpu";
+  placed.card_kv = o.kv_place != "cpu" && o.kv_place != "disk";
   placed.card_hybrid = o.kv_place == "hybrid";
   // Without a card --vram describes the one that is planned for.
   CardPlanRequest q = request_for(placed, all.context, cap, card);

@@ -212,9 +212,11 @@ class RowPrinter {
 };
 
 Status check_memory(const Opened& opened, const std::vector<BenchTest>& tests) {
+  PlanLimits limits;
+  limits.disk_bytes = opened.disk_bytes;
   for (const BenchTest& test : tests) {
     LONGKV_ASSIGN(const KvPlan plan,
-                  plan_for(*opened.model, opened.recipe, test.context(), opened.chunk, opened.pool->threads(), {}));
+                  plan_for(*opened.model, opened.recipe, test.context(), opened.chunk, opened.pool->threads(), limits));
     LONGKV_TRY(check_plan(plan));
   }
   return {};
@@ -293,7 +295,7 @@ Status run_bench(const BenchOptions& o) {
       ModelOptions m = o.model;
       m.threads = int(n);
       m.kv = recipe;
-      m.can_use_card = true;
+      m.can_use_card = m.can_use_disk = true;
       for (const BenchTest& test : tests) m.card_context = std::max(m.card_context, test.context());
       const Status s = run_tests(o, m, tests, cancel, bandwidth, printer);
       if (!s.ok()) {

@@ -153,7 +153,7 @@ Status run_chat(const ChatOptions& o) {
   LONGKV_TRY(apply_global_options(o.global));
   LONGKV_ASSIGN(const SamplingParams params, resolve_sampling(o.sampling));
   ModelOptions model = o.model;
-  model.can_use_card = true;
+  model.can_use_card = model.can_use_disk = true;
   LONGKV_ASSIGN(Opened opened, open_model(model));
   LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
   if (!template_chosen(o.prompt) && !opened.model->file().metadata().has("tokenizer.chat_template")) {

@@ -28,6 +28,7 @@ Status run_plan(const PlanOptions& o) {
     if (limits.ram_bytes == 0) return fail(Code::kInvalidArgument, "--ram {} must be above 0", o.ram);
   }
   limits.bandwidth = int64_t(read_bandwidth(*opened.pool));
+  limits.disk_bytes = opened.disk_bytes;
   LONGKV_ASSIGN(const KvPlan plan, plan_for(*opened.model, opened.recipe, opened.asked_context, opened.chunk,
                                             opened.pool->threads(), limits));
   nlohmann::ordered_json cards = cards_json();
@@ -44,7 +45,7 @@ Status run_plan(const PlanOptions& o) {
     return fail(Code::kOutOfMemory, "{} of VRAM are needed, {} more than there are", format_bytes(card->total()),
                 format_bytes(card->total() - card->budget));
   }
-  return card && card->fits() && o.model.kv_place != "cpu" ? Status() : check_plan(plan);
+  return card && card->fits() && o.model.kv_place != "cpu" && o.model.kv_place != "disk" ? Status() : check_plan(plan);
 }
 
 }  // namespace

@@ -171,7 +171,7 @@ Status run_ppl(const PplOptions& o) {
   } else if (m.context.empty()) {
     m.context = "512";
   }
-  m.can_use_card = true;
+  m.can_use_card = m.can_use_disk = true;
   LONGKV_ASSIGN(const Opened opened, open_model(m));
   LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
   const int64_t vocab = opened.model->config().vocab;

@@ -66,6 +66,7 @@ Status run(const RunOptions& o) {
   // Checks compare with a cache in memory; files are written from one.
   const bool files = !o.kv_state.save.empty() || !o.kv_state.restore.empty() || !o.kv_state.cache.empty();
   model.can_use_card = o.check_every == 0 && !files;
+  model.can_use_disk = true;
   LONGKV_ASSIGN(Opened opened, open_model(model, /*must_fit=*/!o.explain));
   if (o.explain) return explain_kv(opened, o.global.json);
   LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));

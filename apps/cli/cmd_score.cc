@@ -121,7 +121,7 @@ Status run_score(const ScoreOptions& o) {
     if (input.fd < 0) return fail(Code::kIo, "cannot open '{}': {}", o.file, std::strerror(errno));
   }
   ModelOptions m = o.model;
-  m.can_use_card = true;
+  m.can_use_card = m.can_use_disk = true;
   LONGKV_ASSIGN(const Opened opened, open_model(m));
   LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
   LONGKV_ASSIGN(const auto session, make_session(opened));

@@ -9,6 +9,7 @@
 
 #include "base/bandwidth.h"
 #include "base/cpu.h"
+#include "base/disk_space.h"
 #include "base/error.h"
 #include "base/inputs.h"
 #include "base/log.h"
@@ -202,6 +203,21 @@ Status override_store(const std::string& name, const char* option, bool from_fil
 
 }  // namespace
 
+namespace {
+
+// Where a cache on disk is to lie.
+Status choose_disk(const ModelOptions& o, Opened& opened) {
+  if (!o.can_use_disk && !o.plans_card)
+    return fail(Code::kInvalidArgument, "--kv-place disk: this command holds its KV cache in memory");
+  const char* temporary = std::getenv("TMPDIR");
+  opened.kv_dir = !o.kv_dir.empty() ? o.kv_dir : temporary != nullptr && *temporary != 0 ? temporary : "/var/tmp";
+  LONGKV_TRY(DiskSpace::create(opened.kv_dir).status());  // before any work
+  opened.disk_bytes = std::max<int64_t>(1, DiskSpace::free_bytes(opened.kv_dir));
+  return {};
+}
+
+}  // namespace
+
 Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
   Opened opened;
   if (o.kv && !o.kv_config.empty())
@@ -251,8 +267,15 @@ Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
     return fail(Code::kOutOfMemory, "the system lets longkv start {} of {} threads; use -t {}", opened.pool->threads(),
                 threads, opened.pool->threads());
   }
+  PlanLimits limits;
+  if (o.kv_place == "disk") {
+    LONGKV_TRY(choose_disk(o, opened));
+    limits.disk_bytes = opened.disk_bytes;
+  } else if (!o.kv_dir.empty()) {
+    LONGKV_TRY(notice("--kv-dir is ignored: only --kv-place disk uses it"));
+  }
   LONGKV_ASSIGN(const KvPlan plan,
-                plan_for(*opened.model, opened.recipe, opened.context, opened.chunk, opened.pool->threads(), {}));
+                plan_for(*opened.model, opened.recipe, opened.context, opened.chunk, opened.pool->threads(), limits));
   opened.asked_context = std::exchange(opened.context, plan.context);
   if (must_fit || o.card_reads) {
     LONGKV_TRY(choose_card(o, plan, opened));
@@ -292,6 +315,9 @@ Result<std::unique_ptr<Session>> make_session(const Opened& opened, int64_t cont
   s.card_hybrid = opened.card_hybrid;
   s.card_decodes = opened.card_decodes;
   s.card_chunk = opened.card_chunk;
+  if (!opened.kv_dir.empty()) {
+    LONGKV_ASSIGN(s.kv_disk, DiskSpace::create(opened.kv_dir));
+  }
   auto session = Session::create(opened.model, s, *opened.pool);
   if (session.ok() || !s.card) return session;
   if (opened.card_asked)

@@ -34,7 +34,9 @@ struct ModelOptions {
   std::optional<int64_t> yarn_original_context;
   std::string gpu_layers;     // -ngl: a number, "auto" or "all"; empty: auto
   std::string device;         // "none", "cuda0", ...; empty: the first card
-  std::string kv_place;       // "gpu", "cpu" or "hybrid"; empty: where the weights are
+  std::string kv_place;       // "gpu", "cpu", "hybrid" or "disk"; empty: where the weights are
+  std::string kv_dir;         // folder of a cache on disk; empty: TMPDIR, else /var/tmp
+  bool can_use_disk = false;  // set by commands whose sequences make_session() opens
   std::string vram;           // bytes of a card that may be used; empty: what is free
   bool no_repack = false;     // weights are read as they lie in the file
   bool can_use_card = false;  // set by commands whose work a card can do
@@ -73,6 +75,8 @@ struct Opened {
   bool card_decodes = true;         // false: it reads prompts, the CPU decodes
   bool card_asked = false;          // by the command line: then nothing falls back to the CPU
   int64_t card_chunk = 0;           // 0: as memory and speed suggest
+  std::string kv_dir;               // of a cache on disk; empty: in memory
+  int64_t disk_bytes = 0;           // free there
 };
 // What the command line says holds against a --kv-config file, with a notice; everything else comes from the file.
 // Refuses a context that does not fit into memory, unless `must_fit` is false; without -c it is the largest that fits.

@@ -33,6 +33,7 @@ Result<KvPlan> plan_for(const LoadedModel& model, const Recipe& recipe, int64_t 
   machine.ram_bytes = limits.ram_bytes > 0 ? limits.ram_bytes : available_ram_bytes() + int64_t(model.packed_bytes());
   machine.bandwidth = limits.bandwidth;
   machine.threads = threads;
+  machine.disk_bytes = limits.disk_bytes;
   return make_plan(m, recipe, machine, context);
 }
 
@@ -51,6 +52,7 @@ Status explain_kv(const Opened& opened, bool json) {
   LONGKV_TRY(check_recipe_files(opened));
   PlanLimits limits;
   limits.bandwidth = int64_t(read_bandwidth(*opened.pool));
+  limits.disk_bytes = opened.disk_bytes;
   LONGKV_ASSIGN(const KvPlan plan,
                 plan_for(*opened.model, opened.recipe, opened.context, opened.chunk, opened.pool->threads(), limits));
   return print(json ? json_text(plan_json(plan)) : plan_text(plan));

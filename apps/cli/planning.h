@@ -11,7 +11,8 @@ namespace longkv::cli {
 // Sizes that --ram sets; 0 = what the system has available.
 struct PlanLimits {
   int64_t ram_bytes = 0;
-  int64_t bandwidth = 0;  // bytes/s; 0 = time is not predicted
+  int64_t bandwidth = 0;   // bytes/s; 0 = time is not predicted
+  int64_t disk_bytes = 0;  // free where K and V are to lie; 0: they lie in memory
 };
 
 // context 0: the largest that fits, at most the trained one.

@@ -3,17 +3,20 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
+#include "base/disk_space.h"
 #include "base/error.h"
 
 namespace longkv {
 
 namespace {
 constexpr uint64_t kHugePage = uint64_t(2) << 20;
-}
+constexpr uint64_t kDiskStep = uint64_t(64) << 10;  // by which arrays in a file grow, at least
+}  // namespace
 
 Result<VirtualArray> VirtualArray::reserve(uint64_t bytes) {
   VirtualArray array;
@@ -36,25 +39,57 @@ Result<VirtualArray> VirtualArray::reserve(uint64_t bytes) {
   return array;
 }
 
+Result<VirtualArray> VirtualArray::reserve_in(std::shared_ptr<DiskSpace> disk, uint64_t bytes) {
+  LONGKV_ASSIGN(VirtualArray array, reserve(bytes));
+  if (bytes == 0) return array;
+  LONGKV_ASSIGN(array.region_, disk->region(bytes));
+  const uint64_t page = uint64_t(::sysconf(_SC_PAGESIZE));
+  if (::mmap(array.data_, (bytes + page - 1) & ~(page - 1), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, disk->fd(),
+             off_t(array.region_)) == MAP_FAILED) {
+    return fail(Code::kIo, "a file in '{}' cannot be mapped: {}", disk->folder(), std::strerror(errno));
+  }
+  array.disk_ = std::move(disk);
+  return array;
+}
+
+Status VirtualArray::grow_file(uint64_t bytes) {
+  const uint64_t whole = (size_ + kDiskStep - 1) & ~(kDiskStep - 1);
+  const uint64_t wanted = std::min(whole, (bytes + bytes / 32 + kDiskStep - 1) & ~(kDiskStep - 1));
+  LONGKV_TRY(disk_->allocate(region_ + allocated_, wanted - allocated_));
+  allocated_ = wanted;
+  return {};
+}
+
+void VirtualArray::will_read(uint64_t begin, uint64_t end) const {
+  const uint64_t page = uint64_t(::sysconf(_SC_PAGESIZE)), first = begin & ~(page - 1);
+  if (disk_ != nullptr && first < end) ::madvise(data_ + first, std::min(end, size_) - first, MADV_WILLNEED);
+}
+
 VirtualArray::VirtualArray(VirtualArray&& other) noexcept { *this = std::move(other); }
 
 VirtualArray& VirtualArray::operator=(VirtualArray&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   std::swap(mapped_end_, other.mapped_end_);
+  std::swap(disk_, other.disk_);
+  std::swap(region_, other.region_);
+  std::swap(allocated_, other.allocated_);
   return *this;
 }
 
 VirtualArray::~VirtualArray() {
   if (data_ != nullptr) ::munmap(data_, size_);
+  if (disk_ != nullptr && allocated_ > 0) disk_->release(region_, allocated_);
 }
 
 void VirtualArray::advise_huge(uint64_t bytes) {
+  if (disk_ != nullptr) return;  // its pages are the system's cache of a file
   const uint64_t whole = (bytes < size_ ? bytes : size_) & ~(kHugePage - 1);
   if (whole > 0) ::madvise(data_, whole, MADV_HUGEPAGE);
 }
 
 void VirtualArray::advise_small(uint64_t begin) {
+  if (disk_ != nullptr) return;
   const uint64_t first = begin & ~(kHugePage - 1);
   if (first < size_) ::madvise(data_ + first, size_ - first, MADV_NOHUGEPAGE);
 }
@@ -63,6 +98,7 @@ void VirtualArray::release(uint64_t begin, uint64_t end) {
   const uint64_t page = uint64_t(::sysconf(_SC_PAGESIZE));
   const uint64_t first = (begin + page - 1) & ~(page - 1);
   const uint64_t last = (end < size_ ? end : size_) & ~(page - 1);
+  if (disk_ != nullptr) return release_file(begin, end);
   if (last <= first) return;
   const uint64_t of_file = mapped_end_ < last ? mapped_end_ : last;
   if (first < of_file) {
@@ -72,6 +108,20 @@ void VirtualArray::release(uint64_t begin, uint64_t end) {
   }
   const uint64_t rest = first < of_file ? of_file : first;
   if (rest < last) ::madvise(data_ + rest, last - rest, MADV_DONTNEED);
+}
+
+// Whole steps only, and from where the last one ends in step with allocated_.
+void VirtualArray::release_file(uint64_t begin, uint64_t end) {
+  const uint64_t page = uint64_t(::sysconf(_SC_PAGESIZE));
+  uint64_t first = (begin + page - 1) & ~(page - 1);
+  const uint64_t last = end >= size_ ? allocated_ : std::min(allocated_, end & ~(page - 1));
+  if (last <= first) return;
+  if (first < mapped_end_) {  // a file that was mapped over it would show through
+    ::mmap(data_ + first, std::min(last, (mapped_end_ + page - 1) & ~(page - 1)) - first, PROT_READ | PROT_WRITE,
+           MAP_SHARED | MAP_FIXED, disk_->fd(), off_t(region_ + first));
+  }
+  disk_->release(region_ + first, last - first);
+  if (last == allocated_) allocated_ = first;
 }
 
 bool VirtualArray::map_file(int fd, uint64_t offset, uint64_t begin, uint64_t bytes) {

@@ -95,18 +95,19 @@ Result<std::vector<TokenClass>> classes_of_tokens(const LoadedModel& model) {
 bool cancelled(const std::atomic<bool>* cancel) { return cancel != nullptr && cancel->load(std::memory_order_relaxed); }
 
 // layers: of the model's first so many alone; -1: of all.
-Result<std::unique_ptr<KvSession>> create_kv(const LoadedModel& model, const Recipe& recipe, int64_t context,
-                                             int64_t window_slack, ThreadPool& pool, std::unique_ptr<Keeper> keeper,
-                                             int layers = -1) {
+Result<std::unique_ptr<KvSession>> create_kv(const LoadedModel& model, const Recipe& recipe,
+                                             const SessionOptions& options, ThreadPool& pool,
+                                             std::unique_ptr<Keeper> keeper, int layers = -1) {
   const ModelConfig& c = model.config();
   KvShape shape = c.kv_shape();
   if (layers >= 0) {
     shape.layers = layers;
     if (!shape.window.empty()) shape.window.resize(size_t(layers));
   }
-  return KvSession::create(
-      shape, recipe, RowCapacity{context}, AttendParams{c.attn_scale, c.attn_softcap}, pool,
-      KvSessionExtras{rotation(model, context), std::move(keeper), model_identity(c), window_slack});
+  return KvSession::create(shape, recipe, RowCapacity{options.context}, AttendParams{c.attn_scale, c.attn_softcap},
+                           pool,
+                           KvSessionExtras{rotation(model, options.context), std::move(keeper), model_identity(c),
+                                           options.window_slack, options.kv_disk});
 }
 
 }  // namespace
@@ -125,8 +126,7 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const LoadedMod
   if (options.context < 1)
     return fail(Code::kInvalidArgument, "context of {} tokens; at least 1 is needed", options.context);
   if (options.chunk < 1) return fail(Code::kInvalidArgument, "chunk of {} tokens; at least 1 is needed", options.chunk);
-  LONGKV_ASSIGN(auto kv, create_kv(*model, options.recipe, options.context, options.window_slack, pool,
-                                   options.keeper ? options.keeper() : nullptr));
+  LONGKV_ASSIGN(auto kv, create_kv(*model, options.recipe, options, pool, options.keeper ? options.keeper() : nullptr));
   std::unique_ptr<Session> session(new Session(std::move(model), options, std::move(kv), pool));
   if (options.card) {
     if (options.keeper) return fail(Code::kUnsupported, "a keep stage of one's own does not run on a card");
@@ -141,8 +141,7 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const LoadedMod
                             &session->graph_,
                             nullptr};
     if (const int layers = options.card->host_layers(); layers > 0 && options.card_kv) {
-      LONGKV_ASSIGN(card.host_kv,
-                    create_kv(session->model(), options.recipe, options.context, 0, pool, nullptr, layers));
+      LONGKV_ASSIGN(card.host_kv, create_kv(session->model(), options.recipe, options, pool, nullptr, layers));
     }
     LONGKV_ASSIGN(session->device_, make_card_session(options.card, card, pool));
     session->device_kv_ = card.kv;
@@ -165,7 +164,7 @@ Status Session::fill_random(int64_t n, uint64_t seed) {
 }
 
 Result<std::unique_ptr<KvSession>> Session::make_kv(const Recipe& recipe) const {
-  return create_kv(model(), recipe, options_.context, options_.window_slack, pool_, nullptr);
+  return create_kv(model(), recipe, options_, pool_, nullptr);
 }
 
 int64_t Session::hidden_bytes(const ModelConfig& config, int64_t n) {
@@ -375,7 +374,12 @@ Status Session::decode_layers(int32_t id, int64_t position) {
   if (hidden_.size() < size_t(c.dim)) hidden_.resize(size_t(c.dim));
   LONGKV_TRY(graph_.embed(&id, 1, hidden_.data()));
   LONGKV_TRY(note_classes({&id, 1}));
-  for (int layer = 0; layer < c.layers; ++layer) LONGKV_TRY(graph_.decode_layer(layer, *kv_, hidden_.data(), position));
+  for (int layer = 0; layer < c.layers; ++layer) {
+    const Status done = graph_.decode_layer(layer, *kv_, hidden_.data(), position);
+    if (done.ok()) continue;
+    (void)kv_->truncate(TokenCount{position});  // layers before this one hold the token already
+    return done;
+  }
   graph_.logits(hidden_.data(), 1, logits_.data());
   return {};
 }

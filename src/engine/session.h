@@ -41,6 +41,8 @@ struct SessionOptions {
   // false, with the cache in memory: the card reads prompts and the CPU does the rest, so followers, other KV sides and
   // checks work as without a card.
   bool card_decodes = true;
+  // Where the rows of a cache in memory lie instead; memory holds those used lately. nullptr: in memory.
+  std::shared_ptr<DiskSpace> kv_disk = {};
   int64_t card_chunk = 0;  // prompt tokens that pass a layer together on the card; 0: as memory and speed suggest
   // Instead of the recipe's keep stage, for methods that no recipe names.
   std::function<std::unique_ptr<Keeper>()> keeper = {};

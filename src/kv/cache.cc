@@ -32,7 +32,8 @@ Status check_dim(const char* what, KvType type, int dim) {
 
 }  // namespace
 
-Result<KvCache> KvCache::create(const KvShape& shape, KvTypes types, RowCapacity capacity, KvRowFields fields) {
+Result<KvCache> KvCache::create(const KvShape& shape, KvTypes types, RowCapacity capacity, KvRowFields fields,
+                                std::shared_ptr<DiskSpace> disk) {
   if (shape.layers < 1 || shape.kv_heads < 1 || shape.group_size < 1) {
     return fail(Code::kInvalidArgument,
                 "KV cache of {} layers, {} KV heads, {} query heads per KV head: all must be > 0", shape.layers,
@@ -51,6 +52,7 @@ Result<KvCache> KvCache::create(const KvShape& shape, KvTypes types, RowCapacity
   cache.types_ = types;
   cache.fields_ = fields;
   cache.capacity_ = capacity;
+  cache.on_disk_ = disk != nullptr;
   const auto k_bytes = checked_mul(uint64_t(capacity.v), uint64_t(cache.k_stride()));
   const auto v_bytes = checked_mul(uint64_t(capacity.v), uint64_t(cache.v_stride()));
   if (!k_bytes || !v_bytes || *k_bytes > uint64_t(INT64_MAX) || *v_bytes > uint64_t(INT64_MAX)) {
@@ -59,8 +61,8 @@ Result<KvCache> KvCache::create(const KvShape& shape, KvTypes types, RowCapacity
   }
   const size_t slots = size_t(shape.layers) * size_t(shape.kv_heads);
   for (size_t i = 0; i < slots; ++i) {
-    LONGKV_ASSIGN(VirtualArray k, VirtualArray::reserve(*k_bytes));
-    LONGKV_ASSIGN(VirtualArray v, VirtualArray::reserve(*v_bytes));
+    LONGKV_ASSIGN(VirtualArray k, disk ? VirtualArray::reserve_in(disk, *k_bytes) : VirtualArray::reserve(*k_bytes));
+    LONGKV_ASSIGN(VirtualArray v, disk ? VirtualArray::reserve_in(disk, *v_bytes) : VirtualArray::reserve(*v_bytes));
     cache.k_.push_back(std::move(k));
     cache.v_.push_back(std::move(v));
     const auto reserve_field = [&](bool wanted, uint64_t bytes, std::vector<VirtualArray>& arrays) -> Status {
@@ -94,6 +96,8 @@ Status KvCache::append(int layer, const float* k, const float* v, int64_t n, Thr
   }
   for (int h = 0; h < shape_.kv_heads; ++h) {
     const int64_t end = rows_[slot(layer, h)] + n;
+    LONGKV_TRY(k_[slot(layer, h)].grow(uint64_t(row_offset(end, k_stride()))));
+    LONGKV_TRY(v_[slot(layer, h)].grow(uint64_t(row_offset(end, v_stride()))));
     advise(layer, h, end + end / kAheadShare);
   }
 
@@ -173,6 +177,15 @@ void KvCache::shrink(size_t s, int64_t rows) {
   cut(pos_, int64_t(sizeof(int32_t)), false);
   cut(bias_, int64_t(sizeof(float)), false);
   cut(counts_, int64_t(sizeof(uint16_t)), false);
+}
+
+void KvCache::will_read(int layer, int kv_head, std::span<const RowRange> rows) const {
+  if (!on_disk_) return;
+  const size_t s = slot(layer, kv_head);
+  for (const RowRange& r : rows) {
+    k_[s].will_read(uint64_t(row_offset(r.begin, k_stride())), uint64_t(row_offset(r.end, k_stride())));
+    v_[s].will_read(uint64_t(row_offset(r.begin, v_stride())), uint64_t(row_offset(r.end, v_stride())));
+  }
 }
 
 KvHeadView KvCache::view(int layer, int kv_head) const {

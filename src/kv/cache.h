@@ -33,7 +33,9 @@ class KvCache {
   static constexpr int kMaxDim = 1024;
 
   // Errors: kInvalidArgument (shape), kOutOfMemory (address space).
-  static Result<KvCache> create(const KvShape& shape, KvTypes types, RowCapacity capacity, KvRowFields fields = {});
+  // disk: where K and V lie; nullptr: in memory. Errors: also kIo.
+  static Result<KvCache> create(const KvShape& shape, KvTypes types, RowCapacity capacity, KvRowFields fields = {},
+                                std::shared_ptr<DiskSpace> disk = nullptr);
 
   const KvShape& shape() const { return shape_; }
   KvTypes types() const { return types_; }
@@ -46,8 +48,8 @@ class KvCache {
   RowCount rows(int layer) const;
 
   // Appends n rows to every KV head of a layer. k: [n][kv_heads][dim_k], v: [n][kv_heads][dim_v], fp32.
-  // Heads are written by the pool's threads. Errors: kInvalidArgument when the capacity would be exceeded; nothing is
-  // written then.
+  // Heads are written by the pool's threads. Errors: kInvalidArgument when the capacity would be exceeded, kIo when the
+  // disk is full; nothing is written then.
   Status append(int layer, const float* k, const float* v, int64_t n, ThreadPool& pool);
 
   // From now on old rows of an empty cache move to `regions`. Errors: kInternal when rows are held already.
@@ -65,6 +67,9 @@ class KvCache {
   void expect_rows(int layer, RowCount rows);
 
   KvHeadView view(int layer, int kv_head) const;
+  // Rows that will be read soon, of a cache on disk; a hint.
+  void will_read(int layer, int kv_head, std::span<const RowRange> rows) const;
+  bool on_disk() const { return on_disk_; }
 
   // Keeps the rows kept[kv_head] (ascending) of each head and drops the others for ever: rows move down in place, and
   // the memory above them returns to the system. Errors: kInternal for lists that are not ascending rows, or in a
@@ -117,6 +122,7 @@ class KvCache {
   KvRowFields fields_;
   RowCapacity capacity_;
   int64_t window_slack_ = 0;
+  bool on_disk_ = false;
   std::vector<int64_t> tokens_;     // [layers]
   std::vector<int64_t> fixed_;      // [layers], tokens seen when rows were last evicted; 0: never
   std::vector<int64_t> first_row_;  // [layers], rows below were released

@@ -199,15 +199,15 @@ void measure(KvPlan& plan) {
   }
 
   plan.peak_bytes = plan.model.weight_bytes + plan.model.scratch_bytes + plan.k_bytes + plan.v_bytes +
-                    plan.field_bytes + plan.index_bytes + plan.prompt_bytes;
+                    plan.field_bytes + plan.index_bytes + plan.prompt_bytes - plan.disk_needed();
   plan.read_bytes = plan.model.weight_bytes_per_token + plan.read_rows_bytes + plan.read_index_bytes;
   plan.token_seconds = plan.machine.bandwidth > 0 ? double(plan.read_bytes) / double(plan.machine.bandwidth) : 0;
 }
 
-int64_t peak_at(KvPlan plan, int64_t context) {
+bool fits_at(KvPlan plan, int64_t context) {
   plan.context = context;
   measure(plan);
-  return plan.peak_bytes;
+  return plan.fits();
 }
 
 // Largest context up to `limit` whose peak fits; 0 if none does. Peaks never fall with the context, save where a larger
@@ -217,7 +217,7 @@ int64_t largest_that_fits(const KvPlan& plan, int64_t limit) {
   int64_t over = limit + 1;
   while (over - fits > 1) {
     const int64_t middle = fits + (over - fits) / 2;
-    (peak_at(plan, middle) <= plan.machine.ram_bytes ? fits : over) = middle;
+    (fits_at(plan, middle) ? fits : over) = middle;
   }
   return fits;
 }
@@ -259,6 +259,11 @@ Status check_plan(const KvPlan& plan) {
                             format_bytes(smaller.peak_bytes));
       break;
     }
+  }
+  if (plan.disk_needed() > plan.machine.disk_bytes) {
+    return fail(Code::kOutOfMemory,
+                "the KV cache of {} tokens needs {} on the disk, {} are free there (--kv-dir names another); {}",
+                plan.context, format_bytes(plan.disk_needed()), format_bytes(plan.machine.disk_bytes), advice);
   }
   return fail(Code::kOutOfMemory,
               "a context of {} tokens needs {}, {} more than the {} available (weights {}, K {}, V {}, "

@@ -26,9 +26,10 @@ struct PlanModel {
 };
 
 struct PlanMachine {
-  int64_t ram_bytes = 0;  // available to this process
-  int64_t bandwidth = 0;  // bytes per second that all threads together read from memory; 0 = unknown
-  int threads = 0;        // for the text only
+  int64_t ram_bytes = 0;   // available to this process
+  int64_t disk_bytes = 0;  // above 0: K and V lie on a disk with so much room, and memory is only their cache
+  int64_t bandwidth = 0;   // bytes per second that all threads together read from memory; 0 = unknown
+  int threads = 0;         // for the text only
 };
 
 struct KvPlan {
@@ -48,7 +49,7 @@ struct KvPlan {
   int64_t index_bytes = 0;
   // Held only while the prompt is read: hidden states, attention mass, rows of one layer that do not stay.
   int64_t prompt_bytes = 0;
-  int64_t peak_bytes = 0;  // weights and scratch included
+  int64_t peak_bytes = 0;  // of memory, weights and scratch included
 
   // Bytes read by one decoded token at that depth, and how many layers read how.
   int64_t read_rows_bytes = 0;
@@ -60,7 +61,9 @@ struct KvPlan {
   int evicting_layers = 0;
   double token_seconds = 0;  // read_bytes over bandwidth; 0 = unknown
 
-  bool fits() const { return peak_bytes <= machine.ram_bytes; }
+  bool on_disk() const { return machine.disk_bytes > 0; }
+  int64_t disk_needed() const { return on_disk() ? k_bytes + v_bytes : 0; }
+  bool fits() const { return peak_bytes <= machine.ram_bytes && disk_needed() <= machine.disk_bytes; }
 };
 
 // context 0: the largest that fits, at most the trained one. Errors: kInvalidArgument (shape, context, a store type

@@ -33,12 +33,17 @@ std::string plan_text(const KvPlan& plan) {
     out += fmt::format("           {:<24}{:>12}\n", what, format_bytes(bytes));
   };
   part("weights (mapped)", plan.model.weight_bytes);
-  part("K", plan.k_bytes);
-  part("V", plan.v_bytes);
+  part(plan.on_disk() ? "K (on disk)" : "K", plan.k_bytes);
+  part(plan.on_disk() ? "V (on disk)" : "V", plan.v_bytes);
   if (plan.field_bytes > 0) part("positions and biases", plan.field_bytes);
   part("index", plan.index_bytes);
   part("while reading a prompt", plan.prompt_bytes);
   part("scratch", plan.model.scratch_bytes);
+  if (plan.on_disk()) {
+    out += fmt::format("disk       {} of {} free{}\n", format_bytes(plan.disk_needed()),
+                       format_bytes(plan.machine.disk_bytes),
+                       plan.disk_needed() <= plan.machine.disk_bytes ? "" : "  DOES NOT FIT");
+  }
   out += fmt::format("per token  {} read at that depth\n", format_bytes(plan.read_bytes));
   part("weights", plan.model.weight_bytes_per_token);
   part("K and V rows", plan.read_rows_bytes);
@@ -70,6 +75,7 @@ nlohmann::json plan_json(const KvPlan& plan) {
         {"index", plan.index_bytes},
         {"prompt", plan.prompt_bytes},
         {"scratch", plan.model.scratch_bytes}}},
+      {"disk", {{"available", plan.machine.disk_bytes}, {"needed", plan.disk_needed()}}},
       {"read_per_token",
        {{"total", plan.read_bytes},
         {"weights", plan.model.weight_bytes_per_token},

@@ -138,9 +138,16 @@ Result<std::unique_ptr<KvSession>> KvSession::create(const KvShape& shape, const
   const KeepNeeds needs = extras.keeper ? extras.keeper->needs() : KeepNeeds{};
   LONGKV_TRY(check_needs(needs, recipe, bool(extras.rotate)));
   const KvTypes types = store_regions(recipe.store, recipe.mask).raw;
-  LONGKV_ASSIGN(KvCache cache, KvCache::create(shape, types, capacity, needs.fields));
+  LONGKV_ASSIGN(KvCache cache, KvCache::create(shape, types, capacity, needs.fields, extras.disk));
   LONGKV_ASSIGN(std::optional<RegionStore> regions,
                 make_regions(shape, recipe, capacity, extras.model, params.softcap > 0));
+  if (regions && extras.disk) {
+    return fail(
+        Code::kUnsupported,
+        "the recipe {} holds old rows in another form, which lies in memory only; on disk longkv has rows of one "
+        "type, as in store=q8_0",
+        recipe.canonical());
+  }
   if (regions) LONGKV_TRY(cache.add_regions(std::move(*regions)));
   cache.set_window_slack(extras.window_slack);
   auto session = std::unique_ptr<KvSession>(
@@ -288,6 +295,10 @@ Status KvSession::decode_rows(int layer, const float* q, const float* k, const f
   const int64_t rows = cache_.rows(layer).v;
   impl.selector->append(layer, impl.views, rows - 1, rows, impl.pool);
   const bool sparse = choose_rows(layer, q);
+  if (sparse && cache_.on_disk()) {
+    for (size_t u = 0; u < impl.units.size(); ++u)
+      cache_.will_read(layer, impl.units[u].kv_head, impl.layer_ranges(layer)[u]);
+  }
   const auto attend_start = Clock::now();
   stats_.seconds_select += std::chrono::duration<double>(attend_start - select_start).count();
 

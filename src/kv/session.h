@@ -49,6 +49,8 @@ struct KvSessionExtras {
   std::unique_ptr<Keeper> keeper;  // instead of the recipe's keep stage
   std::string model = {};          // what a channel mask must have been learned for; empty: not checked
   int64_t window_slack = 0;        // KvCache::set_window_slack
+  // Where K and V lie, for recipes that hold rows in one form; nullptr: in memory.
+  std::shared_ptr<DiskSpace> disk = {};
 };
 
 // What reading the last prompt computed.

@@ -88,6 +88,10 @@ bool KvFileLoader::place(const std::string& name, const KvFile& file, uint64_t f
     if (begin < end) {
       const uint64_t target = span.begin + (begin - at), held = begin - e->base_bytes;
       const uint64_t room = array.size() > target ? array.size() - target : 0;
+      if (const Status room_made = array.grow(std::min(target + (end - begin), array.size())); !room_made.ok()) {
+        refuse(room_made.code(), room_made.message());
+        return false;
+      }
       if (!content.empty()) {
         std::memcpy(array.data() + target, content.data() + held, size_t(std::min(end - begin, room)));
         copied_ += end - begin;
