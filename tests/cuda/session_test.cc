@@ -1,8 +1,10 @@
 // Whole models on the card against the CPU's f32 path.
 #include "engine/session.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 
 #include "base/cpu.h"
 #include "base/threads.h"
@@ -194,6 +196,50 @@ TEST(CardSession, RowTypes) {
     expect_close(p, other->logits(), cpu->logits(), kv_type_name(type), 0.05);
     EXPECT_GT(lost, 0.0) << kv_type_name(type);
     EXPECT_EQ(other->kv_bytes_held() < f16->kv_bytes_held(), type != KvType::kBf16);
+  }
+}
+
+// Perplexity of a text that is read as a prompt, and of its last tokens fed one by one.
+struct Perplexity {
+  double prompt = 0, fed = 0;
+};
+
+Perplexity perplexity(Session& s, std::span<const int32_t> ids, int64_t fed) {
+  const int64_t vocab = s.model().config().vocab, n = int64_t(ids.size()) - fed;
+  double prompt = 0, later = 0;
+  const auto loss = [&](const float* logits, int32_t next) {
+    const float top = *std::max_element(logits, logits + vocab);
+    double sum = 0;
+    for (int64_t i = 0; i < vocab; ++i) sum += std::exp(double(logits[i]) - top);
+    return std::log(sum) - (double(logits[next]) - top);
+  };
+  EXPECT_TRUE(s.prefill(ids.first(size_t(n)), {}, nullptr, [&](int64_t first, int64_t rows, const float* logits) {
+                 for (int64_t i = 0; i < rows && first + i + 1 < n; ++i)
+                   prompt += loss(logits + i * vocab, ids[size_t(first + i + 1)]);
+               }).ok());
+  for (int64_t i = n; i < n + fed; ++i) {
+    later += loss(s.logits().data(), ids[size_t(i)]);
+    EXPECT_TRUE(s.decode(ids[size_t(i)]).ok());
+  }
+  return {std::exp(prompt / double(n - 1)), std::exp(later / double(fed))};
+}
+
+TEST(CardSession, PerplexityIsTheCpus) {
+  LONGKV_NEED_CARD();
+  const Pair p = open_pair(models().front());
+  ASSERT_TRUE(p.card);
+  std::ifstream file(test::repo_model("../docs/architecture.md"), std::ios::binary);
+  std::vector<int32_t> ids = {256};  // the model's first token; every other is a byte
+  for (char c; int64_t(ids.size()) < 3000 && file.get(c);) ids.push_back(int32_t(uint8_t(c)));
+  ASSERT_EQ(ids.size(), 3000u);
+  for (KvType type : {KvType::kF16, KvType::kQ8_0, KvType::kFp8, KvType::kQ4_0}) {
+    const Perplexity cpu = perplexity(*p.session(false, 4096, type), ids, 400),
+                     gpu = perplexity(*p.session(true, 4096, type), ids, 400);
+    std::printf("  %s: perplexity %.4f and %.4f on the CPU, %.4f and %.4f on the card\n", kv_type_name(type),
+                cpu.prompt, cpu.fed, gpu.prompt, gpu.fed);
+    EXPECT_NEAR(gpu.prompt / cpu.prompt, 1.0, 1e-3) << kv_type_name(type);
+    // Products of a fed token round activations to 8 bits, which the CPU's fp32 path does not.
+    EXPECT_NEAR(gpu.fed / cpu.fed, 1.0, 5e-3) << kv_type_name(type);
   }
 }
 
