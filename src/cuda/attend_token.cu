@@ -18,25 +18,32 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kTile = 16;  // rows that a warp takes at a time
 
+// kRuns: a lane loads neighbouring chunks, in wide words. kRowScales: values are read without their row's scale, which
+// goes to scores and weights instead.
 struct Half {
   using Value = __half;
   using Raw = RawHalves;
+  static constexpr bool kRuns = false, kRowScales = false;
 };
 struct Bfloat {
   using Value = __nv_bfloat16;
   using Raw = RawHalves;
+  static constexpr bool kRuns = false, kRowScales = false;
 };
 struct Quant8 {
   using Value = __half;
   using Raw = RawBytes;
+  static constexpr bool kRuns = false, kRowScales = false;
 };
 struct Quant4 {
   using Value = __half;
   using Raw = RawNibbles;
+  static constexpr bool kRuns = true, kRowScales = false;
 };
 struct Fp8 {
   using Value = __half;
-  using Raw = RawFp8;
+  using Raw = RawE4m3;
+  static constexpr bool kRuns = false, kRowScales = true;
 };
 
 __device__ __forceinline__ uint32_t word_of(const uint4& v, int i) {
@@ -55,6 +62,7 @@ __global__ void __launch_bounds__(kWarps * 32) attend_token_kernel(TokenArgs p) 
   using Value = typename Type::Value;
   constexpr int kChunks = kDim / 32;         // 16-byte chunks of a K row that a lane loads
   constexpr int kPasses = (kDim + 63) / 64;  // of 64 channels of V
+  constexpr bool kRuns = Type::kRuns && kDim % 64 == 0;
   const Value* const tag = nullptr;
   __shared__ float merged[kTile][kDim + 4];  // rows of different heads start in different banks
   __shared__ float maxima[kWarps][kTile], sums[kWarps][kTile];
@@ -82,7 +90,7 @@ __global__ void __launch_bounds__(kWarps * 32) attend_token_kernel(TokenArgs p) 
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
     uint4 upper = make_uint4(0, 0, 0, 0), lower = upper;
-    const half_t* from = p.a.q + int64_t(first_head) * kDim + (c + 4 * i) * 8;
+    const half_t* from = p.a.q + int64_t(first_head) * kDim + (kRuns ? c * kChunks + i : c + 4 * i) * 8;
     if (g < heads) upper = *reinterpret_cast<const uint4*>(from + g * kDim);
     if (g + 8 < heads) lower = *reinterpret_cast<const uint4*>(from + (g + 8) * kDim);
     q[2 * i][0] = upper.x, q[2 * i][1] = lower.x, q[2 * i][2] = upper.y, q[2 * i][3] = lower.y;
@@ -105,17 +113,34 @@ __global__ void __launch_bounds__(kWarps * 32) attend_token_kernel(TokenArgs p) 
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int64_t row = head_row + min(first + 8 * h + g, last);
+      if constexpr (kRuns) {
+        Type::Raw::load_run(k[h], kv.k, kv.k_scale, row, kDim, c * kChunks);
+      } else {
 #pragma unroll
-      for (int i = 0; i < kChunks; ++i) k[h][i].load(kv.k, kv.k_scale, row, kDim, c + 4 * i);
+        for (int i = 0; i < kChunks; ++i) k[h][i].load(kv.k, kv.k_scale, row, kDim, c + 4 * i);
+      }
     }
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int64_t row = head_row + min(first + 2 * c + r % 2 + (r / 2) * 8, last);
+      if constexpr (kRuns) {
+        Type::Raw::load_run(v[r], kv.v, kv.v_scale, row, kDim, g * kPasses);
+      } else {
 #pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        // With 96 channels the upper half of the second pass has none: it repeats some, and they are not stored.
-        const int chunk = kDim % 64 == 0 || pass * 64 + g * 8 < kDim ? g + 8 * pass : g;
-        v[r][pass].load(kv.v, kv.v_scale, row, kDim, chunk);
+        for (int pass = 0; pass < kPasses; ++pass) {
+          // With 96 channels the upper half of the second pass has none: it repeats some, and they are not stored.
+          const int chunk = kDim % 64 == 0 || pass * 64 + g * 8 < kDim ? g + 8 * pass : g;
+          v[r][pass].load(kv.v, kv.v_scale, row, kDim, chunk);
+        }
+      }
+    }
+    half_t of_k[2][2], of_v[2][2];  // scales of the rows that a lane has scores of
+    if constexpr (Type::kRowScales) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int64_t row = head_row + min(first + 8 * (i / 2) + 2 * c + i % 2, last);
+        of_k[i / 2][i % 2] = kv.k_scale[row];
+        of_v[i / 2][i % 2] = kv.v_scale[row];
       }
     }
     float s[2][4] = {};
@@ -136,6 +161,7 @@ __global__ void __launch_bounds__(kWarps * 32) attend_token_kernel(TokenArgs p) 
       for (int e = 0; e < 4; ++e) {
         const int64_t row = first + 8 * h + 2 * c + e % 2;
         float x = s[h][e] * p.a.scale;
+        if constexpr (Type::kRowScales) x *= bfloat_of(of_k[h][e % 2]) * 256.0f;
         if (p.a.softcap > 0.0f) x = p.a.softcap * tanhf(x / p.a.softcap);
         x = row < end && row >= begin ? x * kLog2E : kMinusInfinity;
         s[h][e] = x;
@@ -159,6 +185,7 @@ __global__ void __launch_bounds__(kWarps * 32) attend_token_kernel(TokenArgs p) 
       for (int e = 0; e < 4; ++e) {
         s[h][e] = top[e / 2] == kMinusInfinity ? 0.0f : exp2_fast(s[h][e] - top[e / 2]);
         sum[e / 2] += s[h][e];
+        if constexpr (Type::kRowScales) s[h][e] *= bfloat_of(of_v[h][e % 2]) * 256.0f;
       }
       weights[2 * h] = pack_pair(s[h][0], s[h][1], tag);
       weights[2 * h + 1] = pack_pair(s[h][2], s[h][3], tag);
@@ -201,7 +228,8 @@ __global__ void __launch_bounds__(kWarps * 32) attend_token_kernel(TokenArgs p) 
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             if (g + 8 * (e / 2) >= heads) continue;
-            const int channel = pass * 64 + (2 * c + e % 2) * 8 + j;
+            const int column = 2 * c + e % 2;
+            const int channel = (kRuns ? column * kPasses + pass : pass * 8 + column) * 8 + j;
             if (kDim % 64 != 0 && channel >= kDim) continue;
             float& to = merged[g + 8 * (e / 2)][channel];
             const float x = out[pass * 8 + j][e] * factor[e / 2];

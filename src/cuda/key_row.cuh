@@ -81,6 +81,30 @@ struct RawBytes {
 struct RawNibbles {
   uint32_t bits;
   half_t scale;
+  // N neighbouring chunks from a multiple of N on, in the widest words; N: 1, 2 or a multiple of 4.
+  template <int N>
+  static __device__ __forceinline__ void load_run(RawNibbles (&to)[N], const uint8_t* base, const half_t* scales,
+                                                  int64_t row, int dim, int first) {
+    const uint8_t* from = base + row * (dim / 2) + first * 4;
+    if constexpr (N % 4 == 0) {
+#pragma unroll
+      for (int i = 0; i < N; i += 4) {
+        const uint4 w = __ldcs(reinterpret_cast<const uint4*>(from + i * 4));
+        to[i].bits = w.x, to[i + 1].bits = w.y, to[i + 2].bits = w.z, to[i + 3].bits = w.w;
+      }
+    } else if constexpr (N == 2) {
+      const uint2 w = __ldcs(reinterpret_cast<const uint2*>(from));
+      to[0].bits = w.x, to[1].bits = w.y;
+    } else {
+      to[0].bits = __ldcs(reinterpret_cast<const uint32_t*>(from));
+    }
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+      const half_t scale_of = scales[row * (dim / 32) + (first + i) / 4];
+#pragma unroll
+      for (int n = i; n < i + 4 && n < N; ++n) to[n].scale = scale_of;
+    }
+  }
   __device__ __forceinline__ void load(const uint8_t* base, const half_t* scales, int64_t row, int dim, int chunk) {
     bits = __ldcs(reinterpret_cast<const uint32_t*>(base + row * (dim / 2) + chunk * 4));
     scale = scales[row * (dim / 32) + chunk / 4];
@@ -97,24 +121,35 @@ struct RawNibbles {
     return make_uint4(out[0], out[1], out[2], out[3]);
   }
 };
-struct RawFp8 {
+// Without the row's scale, and 2^8 times smaller.
+struct RawE4m3 {
   uint2 bits;
-  half_t scale;
-  __device__ __forceinline__ void load(const uint8_t* base, const half_t* scales, int64_t row, int dim, int chunk) {
+  __device__ __forceinline__ void load(const uint8_t* base, const half_t*, int64_t row, int dim, int chunk) {
     bits = __ldcs(reinterpret_cast<const uint2*>(base + row * dim + chunk * 8));
-    scale = scales[row];
   }
   __device__ __forceinline__ uint4 halves() const {
-    const __half2 factor = __half2half2(__float2half_rn(bfloat_of(scale) * 256.0f));
     const uint32_t words[2] = {bits.x, bits.y};
     uint32_t out[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint32_t high = __byte_perm(words[i / 2], 0, i % 2 == 0 ? 0x1404 : 0x3424);  // two bytes to upper halves
-      const uint32_t pair = (high & 0x80008000u) | (high & 0x7f007f00u) >> 1;
-      out[i] = half2_bits(__hmul2(bits_half2(pair), factor));
+      out[i] = (high & 0x80008000u) | (high & 0x7f007f00u) >> 1;
     }
     return make_uint4(out[0], out[1], out[2], out[3]);
+  }
+};
+struct RawFp8 {
+  RawE4m3 raw;
+  half_t scale;
+  __device__ __forceinline__ void load(const uint8_t* base, const half_t* scales, int64_t row, int dim, int chunk) {
+    raw.load(base, scales, row, dim, chunk);
+    scale = scales[row];
+  }
+  __device__ __forceinline__ uint4 halves() const {
+    const __half2 factor = __half2half2(__float2half_rn(bfloat_of(scale) * 256.0f));
+    const uint4 h = raw.halves();
+    return make_uint4(half2_bits(__hmul2(bits_half2(h.x), factor)), half2_bits(__hmul2(bits_half2(h.y), factor)),
+                      half2_bits(__hmul2(bits_half2(h.z), factor)), half2_bits(__hmul2(bits_half2(h.w), factor)));
   }
 };
 

@@ -232,14 +232,16 @@ TEST(CardSession, PerplexityIsTheCpus) {
   std::vector<int32_t> ids = {256};  // the model's first token; every other is a byte
   for (char c; int64_t(ids.size()) < 3000 && file.get(c);) ids.push_back(int32_t(uint8_t(c)));
   ASSERT_EQ(ids.size(), 3000u);
+  Perplexity exact;
   for (KvType type : {KvType::kF16, KvType::kQ8_0, KvType::kFp8, KvType::kQ4_0}) {
     const Perplexity cpu = perplexity(*p.session(false, 4096, type), ids, 400),
                      gpu = perplexity(*p.session(true, 4096, type), ids, 400);
     std::printf("  %s: perplexity %.4f and %.4f on the CPU, %.4f and %.4f on the card\n", kv_type_name(type),
                 cpu.prompt, cpu.fed, gpu.prompt, gpu.fed);
-    EXPECT_NEAR(gpu.prompt / cpu.prompt, 1.0, 1e-3) << kv_type_name(type);
-    // Products of a fed token round activations to 8 bits, which the CPU's fp32 path does not.
-    EXPECT_NEAR(gpu.fed / cpu.fed, 1.0, 5e-3) << kv_type_name(type);
+    if (type == KvType::kF16) exact = cpu;
+    // Rows of few bits differ where a value lies between two codes, which moves as much as the rounding itself does.
+    EXPECT_NEAR(gpu.prompt / cpu.prompt, 1.0, 1e-3 + std::abs(cpu.prompt / exact.prompt - 1)) << kv_type_name(type);
+    EXPECT_NEAR(gpu.fed / cpu.fed, 1.0, 1e-3 + std::abs(cpu.fed / exact.fed - 1)) << kv_type_name(type);
   }
 }
 

@@ -20,8 +20,6 @@ namespace {
 
 using test::random_floats;
 
-constexpr uint64_t kNothing = 64 << 10;  // what a file system may keep for itself
-
 struct Folder {
   std::string path = std::string(std::filesystem::temp_directory_path()) + "/longkv-disk-XXXXXX";
   Folder() { EXPECT_NE(::mkdtemp(path.data()), nullptr); }
@@ -75,7 +73,7 @@ TEST(KvDisk, SameBitsAsInMemory) {
     const auto disk = DiskSpace::create(folder.path).value();
     const auto here = session(recipe, nullptr, pool), there = session(recipe, disk, pool);
     ASSERT_TRUE(here && there);
-    EXPECT_LE(disk->allocated(), kNothing);
+    EXPECT_EQ(disk->allocated(), 0u);
     std::vector<float> want, have;
     ASSERT_TRUE(prompt(*here, 500, 1, want).ok());
     ASSERT_TRUE(prompt(*there, 500, 1, have).ok());
@@ -92,8 +90,9 @@ TEST(KvDisk, SameBitsAsInMemory) {
       ASSERT_TRUE(token(*there, 99, have).ok());
       EXPECT_EQ(have, want);
     }
+    const uint64_t held = disk->allocated();
     ASSERT_TRUE(there->truncate(TokenCount{0}).ok());
-    EXPECT_LE(disk->allocated(), kNothing);
+    EXPECT_LT(disk->allocated(), held / 2);  // a file system may keep some for itself
     ASSERT_TRUE(here->truncate(TokenCount{0}).ok());
     ASSERT_TRUE(prompt(*here, 300, 5, want).ok());
     ASSERT_TRUE(prompt(*there, 300, 5, have).ok());
@@ -105,13 +104,14 @@ TEST(KvDisk, SameBitsAsInMemory) {
 TEST(KvDisk, ArraysGrowAndReturnWhatTheyTook) {
   const Folder folder;
   const auto disk = DiskSpace::create(folder.path).value();
+  uint64_t held = 0;
   {
     VirtualArray a = VirtualArray::reserve_in(disk, 10 << 20).value(), b = VirtualArray::reserve_in(disk, 1000).value();
     ASSERT_TRUE(a.grow(300000).ok());
     ASSERT_TRUE(b.grow(1000).ok());
     std::memset(a.data(), 7, 300000);
     std::memset(b.data(), 9, 1000);
-    const uint64_t held = disk->allocated();
+    held = disk->allocated();
     EXPECT_GE(held, 301000u);
     ASSERT_TRUE(a.grow(300000).ok());
     EXPECT_EQ(disk->allocated(), held);
@@ -126,7 +126,7 @@ TEST(KvDisk, ArraysGrowAndReturnWhatTheyTook) {
     EXPECT_EQ(moved.data()[200000], 5);
     EXPECT_EQ(b.data()[999], 9);
   }
-  EXPECT_LE(disk->allocated(), kNothing);
+  EXPECT_LT(disk->allocated(), held / 2);
   EXPECT_EQ(DiskSpace::create(folder.path + "/none").status().code(), Code::kIo);
   EXPECT_GT(DiskSpace::free_bytes(folder.path), 0);
 }
