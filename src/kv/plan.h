@@ -26,10 +26,11 @@ struct PlanModel {
 };
 
 struct PlanMachine {
-  int64_t ram_bytes = 0;   // available to this process
-  int64_t disk_bytes = 0;  // above 0: K and V lie on a disk with so much room, and memory is only their cache
-  int64_t bandwidth = 0;   // bytes per second that all threads together read from memory; 0 = unknown
-  int threads = 0;         // for the text only
+  int64_t ram_bytes = 0;  // available to this process
+  int64_t bandwidth = 0;  // bytes per second that all threads together read from memory; 0 = unknown
+  int threads = 0;        // for the text only
+  // Above 0: K and V lie on a disk with so much room, and memory is only their cache.
+  int64_t disk_bytes = 0;
 };
 
 struct KvPlan {
