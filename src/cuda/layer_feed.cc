@@ -12,7 +12,7 @@
 namespace longkv {
 
 namespace {
-constexpr int kCopyThreads = 4;  // more do not make copying faster than a bus is
+constexpr int kCopyThreads = 8;  // unpacking is slower than copying
 }
 
 Result<std::unique_ptr<LayerFeed>> LayerFeed::create(std::shared_ptr<CardModel> model) {
