@@ -2,13 +2,13 @@
 # Tests and times the CUDA part on a machine with a card. The programs and their shared libraries lie in one directory,
 # as for bench/device.sh. Every step has a time limit of its own.
 #   bench/device_cuda.sh DIRECTORY [RESULTS] [STEP...]
-# Steps: test sanitize decode prefill hybrid hybrid-prefill hybrid1m locality layer1m (default: all but
-# sanitize).
+# Steps: test sanitize decode kinds prefill layers disk hybrid hybrid-prefill hybrid1m locality layer1m (default: all
+# but sanitize).
 set -u
 dir=$(cd "$1" && pwd)
 out=${2:-$dir}
 shift 2 2>/dev/null || shift $#
-steps=${*:-test decode prefill hybrid hybrid-prefill hybrid1m locality layer1m}
+steps=${*:-test decode kinds prefill layers disk hybrid hybrid-prefill hybrid1m locality layer1m}
 export LD_LIBRARY_PATH="$dir/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 cublas=$(find / -name libcublasLt.so.13 -not -path '/proc/*' 2>/dev/null | head -1)
 LD_LIBRARY_PATH="$LD_LIBRARY_PATH:$(dirname "$cublas")"
@@ -28,7 +28,7 @@ bench() {
   nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits -lms 200 >"$out/vram.txt" 2>/dev/null &
   local watch=$!
   SECONDS=0
-  timeout "$limit" "$dir/longkv" bench -m "$file" -t 16 -ngl all "$@" || { failed=1; echo "FAILED: bench $*"; }
+  timeout "$limit" "$dir/longkv" bench -m "$file" -t 16 $([[ " $* " == *" -ngl "* ]] || echo -ngl all) "$@" || { failed=1; echo "FAILED: bench $*"; }
   kill $watch 2>/dev/null
   echo "   $SECONDS s in all; VRAM peak by nvidia-smi $(sort -n "$out/vram.txt" | tail -1) MiB"
 }
@@ -48,6 +48,24 @@ for step in $steps; do
       make_model
       bench 60 "$model" -p 0 -n 64 -d 0,128K -r 2 --fill random --kv "full,quest:budget=4096"
       bench 60 "$model" -p 0 -n 64 -d 128K -r 2 --fill random --kv full -ctk q8_0 -ctv q8_0
+      ;;
+    kinds)  # of rows, and rows chosen by mass
+      make_model
+      for type in f16 q8_0 fp8 q4_0; do
+        bench 60 "$model" -p 0 -n 32 -d 128K -r 1 --fill random -ctk $type -ctv $type
+      done
+      bench 60 "$model" -p 0 -n 32 -d 128K -r 1 --fill random --kv "quest:budget=8192,twilight:refine=exact"
+      ;;
+    layers)  # that lie in memory: as asked, and by themselves under a cap
+      make_model
+      for options in "-ngl all" "-ngl 16" "-ngl auto --vram 4G" "-ngl 0"; do
+        bench 90 "$model" $options -p 4096,16384 -n 16 -d 0 -r 1
+      done
+      ;;
+    disk)
+      make_model
+      bench 60 "$model" --kv-place cpu -p 4096 -n 8 -d 0 -r 1
+      bench 60 "$model" --kv-place disk -p 4096 -n 8 -d 0 -r 1
       ;;
     prefill)
       make_model

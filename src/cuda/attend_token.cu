@@ -102,7 +102,9 @@ __global__ void __launch_bounds__(kWarps * 32) attend_token_kernel(TokenArgs p) 
 
   for (int64_t tile = split * per_split + warp; tile < tile_end; tile += kWarps) {
     int64_t first = origin + tile * kTile, end = rows;
+    uint32_t marks = ~0u;
     if (listed) {
+      if (p.list.marks != nullptr) marks = p.list.marks[kv_head * p.list.stride + tile];
       const int2 at = list[tile];
       first = at.x;
       end = p.list.placed ? first + at.y : min(rows, first + at.y);
@@ -163,7 +165,8 @@ __global__ void __launch_bounds__(kWarps * 32) attend_token_kernel(TokenArgs p) 
         float x = s[h][e] * p.a.scale;
         if constexpr (Type::kRowScales) x *= bfloat_of(of_k[h][e % 2]) * 256.0f;
         if (p.a.softcap > 0.0f) x = p.a.softcap * tanhf(x / p.a.softcap);
-        x = row < end && row >= begin ? x * kLog2E : kMinusInfinity;
+        const bool seen = row < end && row >= begin && (marks >> (8 * h + 2 * c + e % 2) & 1);
+        x = seen ? x * kLog2E : kMinusInfinity;
         s[h][e] = x;
         best[e / 2] = fmaxf(best[e / 2], x);
       }

@@ -20,6 +20,16 @@ bool CardIndex::supports(const IndexSpec& index, const SelectSpec& select, const
       c.heads / c.kv_heads > 16) {
     return false;
   }
+  if (select.mode == SelectMode::kTopP) {
+    // Candidates that one block of threads weighs, and the exact keys, which are those that the card has.
+    card::ChoiceRules rules;
+    rules.blocks = ceil_div(select.candidates, index.block);
+    rules.sink = select.sink;
+    rules.local = select.local;
+    if (select.refine != Refine::kExact || select.heads != SelectHeads::kPerKvHead || index.coarse > 1 ||
+        !(select.p < 1) || rules.tiles(int(index.block)) > card::MassScratch::kMostTiles)
+      return false;
+  }
   const bool masses = select.aggregate == Aggregate::kSoftmaxSum;
   if (index.kind == IndexKind::kBits) return masses && index.width == 0 && !index.unbiased && !index.pool_max;
   return !masses && (index.kind == IndexKind::kMinMax || (index.kind == IndexKind::kMean && !index.eight));
@@ -33,6 +43,10 @@ Result<std::unique_ptr<CardIndex>> CardIndex::create(CardMemory& memory, const M
   index->rules_ = {r.select.budget, r.select.sink, r.select.local, r.select.heads == SelectHeads::kShared,
                    r.select.aggregate == Aggregate::kMax};
   const int block = index->block_;
+  if (r.select.mode == SelectMode::kTopP) {
+    index->p_ = r.select.p;
+    index->rules_.blocks = ceil_div(r.select.candidates, block);
+  }
   const int64_t blocks = round_up(ceil_div(capacity, block), 8);  // scores of a head begin at wide words
   const auto kind = summary_kind(r.index);
   const int64_t per_layer = round_up(index->by_bits_ ? card::bits_bytes(block, c.kv_heads, c.head_dim_k, blocks)
@@ -63,6 +77,14 @@ Result<std::unique_ptr<CardIndex>> CardIndex::create(CardMemory& memory, const M
   LONGKV_ASSIGN(index->tiles_, CardBuffer::create(memory, c.kv_heads * (list.stride * 8 + 4), "chosen rows"));
   list.tiles = index->tiles();
   list.count = list.tiles + c.kv_heads * list.stride * 2;
+  if (index->by_mass()) {
+    LONGKV_ASSIGN(index->token_memory_,
+                  CardBuffer::create(memory, card::MassScratch::bytes(c.heads, c.kv_heads, list.stride),
+                                     "weights of candidate rows"));
+    index->mass_ = card::MassScratch::at(index->token_memory_.data(), c.heads, c.kv_heads, list.stride);
+    list.marks = index->mass_.marks;
+    LONGKV_TRY(cuda_status(cudaMemset(index->token_memory_.data(), 0, 16), "counters"));
+  }
   if (r.index.coarse > 1 && !index->by_bits_) LONGKV_TRY(index->create_coarse(memory, r, capacity));
   return index;
 }
@@ -96,6 +118,7 @@ Status CardIndex::create_coarse(CardMemory& memory, const Recipe& r, int64_t cap
 
 // The arithmetic of choice.cuh. A chosen block may share some rows with sinks and tail: they are counted twice.
 int64_t CardIndex::rows_attended(int64_t tokens) const {
+  if (by_mass()) return 0;  // counters() tell
   if (tokens <= rules_.budget) return tokens;
   const int64_t sink = std::min(rules_.sink, tokens);
   const int64_t tail = std::max(sink, std::min(tokens - std::max<int64_t>(rules_.local, 1), tokens / block_ * block_));
@@ -161,6 +184,11 @@ Result<card::TileList> CardIndex::choose(int layer, const card::half_t* query, c
   }
   LONGKV_TRY(card::choose_blocks(scores, config_.kv_heads, boxes, rules_, position, tiles(),
                                  const_cast<int32_t*>(list_.count), list_.stride, stream));
+  if (by_mass()) {
+    const card::AttendArgs a{query, config_.heads, kv, config_.attn_scale, config_.attn_softcap};
+    LONGKV_TRY(card::choose_mass(a, rules_, block_, p_, position, tiles(), const_cast<int32_t*>(list_.count),
+                                 list_.stride, mass_, stream));
+  }
   return list_;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/bits.h"
+#include "cuda/mass.h"
 #include "cuda/runtime.h"
 #include "cuda/select.h"
 #include "kv/recipe.h"
@@ -35,6 +36,9 @@ class CardIndex {
   Result<card::TileList> choose(int layer, const card::half_t* query, const card::CardKv& kv,
                                 const card::BlockStore& store, const int64_t* position, cudaStream_t stream) const;
   int32_t* tiles() const { return tiles_.as<int32_t>(); }
+  // Whether tokens of the chosen blocks are kept by their mass; then what the steps attended is counted on the card.
+  bool by_mass() const { return p_ > 0; }
+  const unsigned long long* counters() const { return mass_.counters; }
 
  private:
   explicit CardIndex(const ModelConfig& config) : config_(config) {}
@@ -44,6 +48,8 @@ class CardIndex {
 
   const ModelConfig& config_;
   bool by_bits_ = false;
+  double p_ = 0;  // above 0: tokens are kept by mass
+  card::MassScratch mass_;
   int block_ = 16;
   std::vector<bool> chooses_;                // [layers]
   std::vector<card::CardSummaries> boxes_;   // [layers]; also says blocks and capacity to the choice
@@ -53,7 +59,7 @@ class CardIndex {
   card::BitsScratch masses_;
   card::ChoiceRules rules_;
   card::TileList list_;
-  CardBuffer memory_, scores_, mass_memory_, tiles_, coarse_memory_, coarse_lists_;
+  CardBuffer memory_, scores_, mass_memory_, tiles_, coarse_memory_, coarse_lists_, token_memory_;
 };
 
 }  // namespace longkv

@@ -43,6 +43,12 @@ Status card_supports(const LoadedModel& model, const Recipe& recipe) {
     can.select.heads = recipe.select.heads;
     can.select.aggregate = recipe.select.aggregate;
     can.select.dense_layers = recipe.select.dense_layers;
+    if (recipe.select.mode == SelectMode::kTopP) {
+      can.select.mode = recipe.select.mode;
+      can.select.refine = recipe.select.refine;
+      can.select.candidates = recipe.select.candidates;
+      can.select.p = recipe.select.p;
+    }
   }
   if (recipe.prefill.kind == PrefillKind::kBlockSparse && recipe.store.k != KvType::kBf16) can.prefill = recipe.prefill;
   if (recipe == can) return {};
@@ -50,7 +56,8 @@ Status card_supports(const LoadedModel& model, const Recipe& recipe) {
       Code::kUnsupported,
       "the recipe {}; with its KV on the card, longkv has full attention and select=topk over blocks of a multiple of "
       "16: index=minmax or mean (aggregate sum or max), as in quest, and index=bits (one bit, aggregate softmax), as "
-      "in onebit; prompts are read densely or block_sparse (rows of types other than bf16)",
+      "in onebit, also select=topp over their tokens with refine=exact (twilight:refine=exact); prompts are read "
+      "densely or block_sparse (rows of types other than bf16)",
       recipe.canonical());
 }
 
@@ -62,6 +69,11 @@ Status card_supports_hybrid(const LoadedModel& model, const Recipe& recipe) {
                 "blocks, as quest:budget=4096 does",
                 recipe.canonical());
   }
+  if (recipe.select.mode == SelectMode::kTopP)
+    return fail(
+        Code::kUnsupported,
+        "the recipe {} weighs the keys of its candidates; --kv-place hybrid has them in memory: use --kv-place gpu",
+        recipe.canonical());
   if (recipe.store.k == KvType::kBf16)
     return fail(Code::kUnsupported, "rows of type bf16; with --kv-place hybrid they are f16, q8_0, q4_0 or fp8");
   return {};
@@ -149,6 +161,9 @@ Status CardSession::allocate() {
   const int64_t capacity = round_up(options_.context, 16);
   if (!options_.recipe.select.all) {
     LONGKV_ASSIGN(index_, CardIndex::create(memory(), c, options_.recipe, capacity, host_layers()));
+    if (index_->by_mass()) {
+      LONGKV_ASSIGN(totals_, PinnedBuffer::create(16, "counters"));
+    }
   }
   std::vector<bool> hybrid(size_t(c.layers), false);
   for (int l = 0; l < c.layers; ++l) hybrid[size_t(l)] = options_.hybrid && selects(l);
@@ -287,6 +302,11 @@ Status CardSession::record_step() {
   LONGKV_TRY(graph_->begin_token(stream));
   for (int layer = host_layers(); layer < c.layers; ++layer) LONGKV_TRY(record_layer(layer));
   LONGKV_TRY(graph_->output(graph_->hidden(), stream));
+  if (index_ && index_->by_mass()) {
+    LONGKV_TRY(cuda_status(
+        cudaMemcpyAsync(totals_.as<void>(), index_->counters(), sizeof(seen_), cudaMemcpyDeviceToHost, stream),
+        "counters"));
+  }
   if (hybrid_) {
     LONGKV_TRY(cuda_status(
         cudaMemcpyAsync(totals_.as<void>(), hybrid_->totals(), sizeof(seen_), cudaMemcpyDeviceToHost, stream),
@@ -338,13 +358,24 @@ void CardSession::count_step() {
   for (int l = host_layers(); l < c.layers; ++l) {
     const int64_t window = c.window.empty() ? 0 : c.window[size_t(l)];
     int64_t rows = window > 0 ? std::min(tokens_, window) : tokens_;
-    if (selects(l) && rows > index_->rules().budget) {
+    if (selects(l) && (rows > index_->rules().budget || index_->by_mass())) {
       rows = index_->rows_attended(tokens_);
       stats_.index_bytes += index_->scan_bytes(tokens_);
       ++stats_.selections;
     }
     stats_.rows_attended += rows * c.kv_heads;
     stats_.kv_bytes += card::card_kv_bytes(type_, c.kv_heads, c.head_dim_k, rows);
+  }
+  if (index_ && index_->by_mass()) {
+    const auto* counted = totals_.as<unsigned long long>();
+    const int64_t row = 2 * (card::value_bytes(type_, c.head_dim_k) + 2 * card::scale_count(type_, c.head_dim_k));
+    stats_.rows_attended += int64_t(counted[0] - seen_[0]);
+    stats_.kv_bytes += int64_t(counted[1] - seen_[1]) * 16 * row;
+    const int64_t choosing =
+        std::count_if(kv_.begin(), kv_.end(), [&](const card::CardKv& kv) { return selects(int(&kv - kv_.data())); });
+    stats_.index_bytes += choosing * c.kv_heads * row / 2 *
+                          std::min(tokens_, index_->rules().blocks * index_->block());  // keys that were weighed
+    std::copy(counted, counted + 2, seen_);
   }
   if (!hybrid_) return;
   const auto* totals = totals_.as<unsigned long long>();

@@ -14,13 +14,13 @@ struct Choice {
 __device__ __forceinline__ Choice choice_of(int64_t position, int block, const ChoiceRules& rules) {
   Choice c;
   c.rows = position + 1;
-  c.all = c.rows <= rules.budget;
+  c.all = rules.blocks == 0 && c.rows <= rules.budget;
   c.sink = min(rules.sink, c.rows);
   c.tail = max(c.sink, min(c.rows - max(rules.local, int64_t(1)), c.rows / block * block));
   const int64_t left = max(int64_t(1), rules.budget - c.sink - (c.rows - c.tail));
   c.begin = c.sink / block;
   c.end = c.tail > c.sink ? (c.tail + block - 1) / block : c.begin;
-  c.wanted = min(max(int64_t(1), left / block), c.end - c.begin);
+  c.wanted = min(rules.blocks > 0 ? rules.blocks : max(int64_t(1), left / block), c.end - c.begin);
   return c;
 }
 

@@ -101,7 +101,8 @@ struct TileList {
   const int32_t* tiles = nullptr;  // [kv_heads][stride][2]: first row, rows
   const int32_t* count = nullptr;  // [kv_heads]
   int64_t stride = 0;
-  bool placed = false;  // rows are places in the cache of hot blocks, not positions
+  bool placed = false;              // rows are places in the cache of hot blocks, not positions
+  const uint32_t* marks = nullptr;  // [kv_heads][stride]: bit i: row i of the tile is attended; nullptr: all are
 };
 
 struct AttendArgs {

@@ -42,8 +42,11 @@ struct ChoiceRules {
   bool shared = false;  // one list for all KV heads
   bool max = false;     // a block scores as its best query head, not as their sum
   Candidates among = {};
+  int64_t blocks = 0;  // above 0: so many are chosen however few rows there are; tokens of them follow (mass.h)
   // Tiles that a list may need.
-  int64_t tiles(int block) const { return (budget + sink + local) / 16 + 3 * (block / 16) + 6; }
+  int64_t tiles(int block) const {
+    return ((blocks > 0 ? blocks * block : budget) + sink + local) / 16 + 3 * (block / 16) + 6;
+  }
 };
 
 // scores[kv_heads][s.capacity] of the full blocks before *position, then lists for attend_token(): tiles and count as

@@ -253,7 +253,9 @@ TEST(CardSession, ChosenRowsAsOnTheCpu) {
   const auto ids = random_ids(3000, p.model->config().vocab, 12);
   for (const char* text :
        {"quest:budget=256", "quest:budget=4096", "onebit:budget=512", "quest:budget=256 + store=fp8",
-        "quest:budget=256 + store=q4_0", "index=minmax(block=16,summary=q8) + select=topk(budget=512)",
+        "quest:budget=256 + store=q4_0", "twilight:refine=exact,candidates=1024",
+        "twilight:refine=exact,candidates=1024,budget=200", "twilight:refine=exact,p=0.6 + store=q8_0",
+        "index=minmax(block=16,summary=q8) + select=topk(budget=512)",
         "index=minmax(block=16,coarse=4) + select=topk(budget=128,sink=20,local=40)",
         "index=minmax(block=16,coarse=8) + select=topk(budget=128,sink=0,local=0,heads=shared)",
         "index=mean(block=32,coarse=1) + "
