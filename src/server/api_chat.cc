@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "server/api_request.h"
+#include "server/json_grammar.h"
 
 namespace longkv::server {
 
@@ -44,13 +45,37 @@ std::string wrong_calls(const json& m) {
   return "";
 }
 
-void read_tools(const Service& service, Fields& fields, Service::ChatInput& out) {
+// The tools that an answer must call one of; empty: it need not, or the choice is wrong.
+std::vector<const json*> demanded(Fields& fields, const json* choice, const json& tools) {
+  std::vector<const json*> functions;
+  if (choice == nullptr || *choice == "auto" || *choice == "none") return functions;
+  const bool any = *choice == "required";
+  const json* named = choice->is_object() && choice->value("type", json()) == "function" && choice->contains("function")
+                          ? &(*choice)["function"]
+                          : nullptr;
+  const bool one = named != nullptr && named->is_object() && named->value("name", json()).is_string();
+  if (!any && !one) {
+    fields.fail("tool_choice",
+                "'tool_choice' must be auto, none, required or an object of type 'function' with 'function.name'");
+    return functions;
+  }
+  for (const json& tool : tools) {
+    if (any || tool["function"]["name"] == (*named)["name"]) functions.push_back(&tool["function"]);
+  }
+  if (functions.empty()) {
+    fields.fail("tool_choice", any ? "'tool_choice' is required, but there are no 'tools'"
+                                   : fmt::format("'tool_choice' names '{}', which is not among 'tools'",
+                                                 (*named)["name"].get<std::string>().substr(0, 64)));
+  }
+  return functions;
+}
+
+void read_tools(const Service& service, Fields& fields, Conversation& out) {
   const json* tools = fields.any("tools");
   const json* choice = fields.any("tool_choice");
   fields.ignore({"parallel_tool_calls"});
-  if (choice != nullptr && *choice != "auto" && *choice != "none")
-    return fields.fail("tool_choice", "'tool_choice' must be auto or none");
-  if (tools == nullptr || (tools->is_array() && tools->empty()) || (choice != nullptr && *choice == "none")) return;
+  const bool none = tools == nullptr || (tools->is_array() && tools->empty());
+  if (none || (choice != nullptr && *choice == "none")) return void(demanded(fields, choice, json::array()));
   if (!tools->is_array() || tools->size() > kMaxTools)
     return fields.fail("tools", fmt::format("'tools' must be a list of at most {} tools", kMaxTools));
   for (const json& tool : *tools) {
@@ -60,7 +85,24 @@ void read_tools(const Service& service, Fields& fields, Service::ChatInput& out)
       return fields.fail("tools", "'tools' must have objects of type 'function' with 'function.name'");
   }
   if (!service.takes_tools()) return fields.fail("tools", "tools are not supported with this model's chat format");
-  out.tools = *tools;
+  out.input.tools = *tools;
+  std::vector<JsonSchema::Function> functions;
+  for (const json* f : demanded(fields, choice, *tools)) {
+    const auto given = f->find("parameters");
+    const bool none_given = given == f->end() || given->is_null();
+    functions.push_back({(*f)["name"].get<std::string>(),
+                         none_given ? nullptr : std::make_shared<const nlohmann::json>(nlohmann::json(*given))});
+  }
+  if (functions.empty()) return;
+  const Service::CallForm form = service.call_form();
+  auto call = JsonSchema::call_of(functions, form.arguments);
+  if (!call.ok()) {
+    const std::string& message = call.status().message();
+    return call.status().code() == Code::kCorrupt ? fields.contradicts("tools", message)
+                                                  : fields.fail("tools", message);
+  }
+  out.call = std::move(call).value();
+  out.input.answer_begins = form.opening;
 }
 
 }  // namespace
@@ -72,15 +114,15 @@ std::vector<std::string> tool_names(const json& tools) {
   return names;
 }
 
-Service::ChatInput read_conversation(const Service& service, Fields& fields) {
-  Service::ChatInput out;
+Conversation read_conversation(const Service& service, Fields& fields) {
+  Conversation out;
   const json* messages = fields.any("messages");
   const json* variables = fields.any("chat_template_kwargs");
-  out.generation_prompt = fields.boolean("add_generation_prompt").value_or(true);
+  out.input.generation_prompt = fields.boolean("add_generation_prompt").value_or(true);
   read_tools(service, fields, out);
   if (variables != nullptr) {
     if (!variables->is_object()) fields.fail("chat_template_kwargs", "'chat_template_kwargs' must be an object");
-    out.variables = *variables;
+    out.input.variables = *variables;
   }
   const auto wrong = [&](const std::string& message) { fields.fail("messages", message); };
   if (messages == nullptr) return wrong("'messages' is missing"), out;
@@ -98,8 +140,8 @@ Service::ChatInput read_conversation(const Service& service, Fields& fields) {
     if (what.empty()) what = wrong_calls(m);
     if (!what.empty()) return wrong(fmt::format("messages[{}]: {}", i, what)), out;
   }
-  out.messages = *messages;
-  for (json& m : out.messages) {
+  out.input.messages = *messages;
+  for (json& m : out.input.messages) {
     if (m["role"] == "developer") m["role"] = "system";
   }
   return out;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -118,7 +119,13 @@ void read_stops(Fields& fields, GenerateRequest& out) {
 void read_format(Fields& fields, GenerateRequest& out) {
   const auto compile = [&](const json& schema, const char* name) {
     auto compiled = JsonSchema::compile(nlohmann::json(schema));
-    compiled.ok() ? void(out.schema = std::move(compiled).value()) : fields.fail(name, compiled.status().message());
+    if (compiled.ok()) {
+      out.schema = std::move(compiled).value();
+    } else if (compiled.status().code() == Code::kCorrupt) {
+      fields.contradicts(name, compiled.status().message());
+    } else {
+      fields.fail(name, compiled.status().message());
+    }
   };
   if (const json* format = fields.any("response_format")) {
     const std::string type = format->is_object()
@@ -172,16 +179,21 @@ void read_kv(const Service& service, Fields& fields, GenerateRequest& out) {
   }
 }
 
-// A text, token ids, or for the native route a mix of both; a list of one of these is that one.
+// A text, token ids, or for the native route a mix of both; a list of one of these that are lists or texts is that one.
 void read_prompt(const Service& service, Fields& fields, ApiRequest& out) {
   const json* prompt = fields.any("prompt");
   if (prompt == nullptr) return fields.fail("prompt", "'prompt' is missing");
-  if (prompt->is_array() && prompt->size() == 1 && !prompt->front().is_number()) prompt = &prompt->front();
+  const bool one_of_a_list = prompt->is_array() && prompt->size() == 1 && !prompt->front().is_number();
+  if (one_of_a_list) prompt = &prompt->front();
   std::vector<int32_t>& ids = out.generate.ids;
   if (prompt->is_number()) return fields.fail("prompt", "'prompt' must be a string or a list");
   const json list = prompt->is_array() ? *prompt : json::array({*prompt});
-  if (out.route != Route::kNative && list.size() > 1 && !list.front().is_number())
-    return fields.fail("prompt", "one prompt a request is supported; found a list of several");
+  const auto ids_of_it = std::count_if(list.begin(), list.end(), [](const json& part) { return part.is_number(); });
+  const bool ids_alone = list.size() > 1 || (one_of_a_list && prompt->is_array());
+  if (out.route != Route::kNative && ids_alone && size_t(ids_of_it) < list.size()) {
+    return fields.fail("prompt", ids_of_it == 0 ? "one prompt a request is supported; found a list of several"
+                                                : "a prompt of texts and ids is supported by /completion only");
+  }
   bool first = true;
   for (const json& part : list) {
     const int64_t id = whole_number(part).value_or(-1);
@@ -201,12 +213,12 @@ void read_prompt(const Service& service, Fields& fields, ApiRequest& out) {
   if (out.echo) out.prompt = service.tokenizer().decode(ids);
 }
 
-void read_chat_prompt(const Service& service, Fields& fields, ApiRequest& out, const Service::ChatInput& input) {
+void read_chat_prompt(const Service& service, Fields& fields, ApiRequest& out, const Conversation& conversation) {
   if (fields.failed()) return;
-  auto ids = service.encode_chat(input);
+  auto ids = service.encode_chat(conversation.input);
   if (!ids.ok()) return fields.fail("messages", ids.status());
   out.generate.ids = std::move(ids).value();
-  out.tools = tool_names(input.tools);
+  out.tools = tool_names(conversation.input.tools);
   // Models write the marks of calls as special tokens.
   if (!out.tools.empty()) out.generate.show_special = true;
 }
@@ -217,8 +229,8 @@ void read_length(Fields& fields, ApiRequest& out) {
     const auto n = fields.integer(name, -1, int64_t(1) << 40);
     if (!n) continue;
     if (given != nullptr && *n != out.generate.max_tokens) {
-      fields.fail(name, fmt::format("'{}' is {} and '{}' is {}: both mean the length of the answer; give one", given,
-                                    out.generate.max_tokens, name, *n));
+      fields.contradicts(name, fmt::format("'{}' is {} and '{}' is {}: both mean the length of the answer; give one",
+                                           given, out.generate.max_tokens, name, *n));
     }
     given = name;
     out.generate.max_tokens = *n;
@@ -285,8 +297,7 @@ std::variant<ApiError, ApiRequest> read_request(const Service& service, Route ro
   fields.must_be("functions", json::array(), "write functions as 'tools'");
   fields.ignore({"function_call"});
   if (route != Route::kChat) fields.ignore({"tools", "tool_choice", "parallel_tool_calls"});
-  const Service::ChatInput conversation =
-      route == Route::kChat ? read_conversation(service, fields) : Service::ChatInput();
+  const Conversation conversation = route == Route::kChat ? read_conversation(service, fields) : Conversation();
   out.return_progress = fields.boolean("return_progress").value_or(false);
   out.timings_per_token = fields.boolean("timings_per_token").value_or(false);
   out.return_tokens = fields.boolean("return_tokens").value_or(false);
@@ -295,6 +306,9 @@ std::variant<ApiError, ApiRequest> read_request(const Service& service, Route ro
   read_length(fields, out);
   read_stops(fields, g);
   read_format(fields, g);
+  if (conversation.call && g.schema)
+    fields.fail("tool_choice", "'tool_choice' demands a call, and an answer's format is given too; give one");
+  if (conversation.call) g.schema = conversation.call;
   read_logprobs(fields, out);
   read_kv(service, fields, g);
   g.show_special = fields.boolean("special").value_or(false);

@@ -1,6 +1,7 @@
 // JSON of clients to requests. Names are OpenAI's, beside them llama-server's and a few of longkv.
 #pragma once
 
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -30,11 +31,20 @@ struct ApiRequest {
   std::vector<std::string> tools;  // names of the tools that an answer may call; empty: calls are text
 };
 
+class JsonSchema;
+
+// A conversation, and the call that its answer must be; null: anything.
+struct Conversation {
+  Service::ChatInput input;
+  std::shared_ptr<const JsonSchema> call;
+};
+
 // What is wrong, or the request.
 std::variant<ApiError, ApiRequest> read_request(const Service& service, Route route, const std::string& body);
 
-// The conversation of a body: messages, tools, chat_template_kwargs, add_generation_prompt. Mistakes go to `fields`.
-Service::ChatInput read_conversation(const Service& service, Fields& fields);
+// The conversation of a body: messages, tools, tool_choice, chat_template_kwargs, add_generation_prompt. Mistakes go to
+// `fields`.
+Conversation read_conversation(const Service& service, Fields& fields);
 // Names of the tools of a conversation.
 std::vector<std::string> tool_names(const nlohmann::ordered_json& tools);
 

@@ -144,6 +144,10 @@ void Fields::fail(const char* name, const Status& status) {
   error_->param = name;
 }
 
+void Fields::contradicts(const char* name, const std::string& message) {
+  if (!error_) error_ = ApiError{.status = 422, .message = message, .param = name};
+}
+
 const std::optional<ApiError>& Fields::finish() {
   if (error_) return error_;
   for (const auto& [name, value] : json_.items()) {

@@ -43,6 +43,8 @@ class Fields {
 
   void fail(const char* name, const std::string& message);
   void fail(const char* name, const Status& status);
+  // The same for what is written as it should be and cannot be done, because it contradicts itself: HTTP's 422.
+  void contradicts(const char* name, const std::string& message);
   bool failed() const { return error_.has_value(); }
   // After everything was read.
   const std::optional<ApiError>& finish();

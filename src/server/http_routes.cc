@@ -121,7 +121,7 @@ void HttpRoutes::apply_template(const Request& request, Response& response) {
   json body;
   if (const auto error = parse_body(request.body, body)) return answer_error(response, *error);
   Fields fields(body);
-  const Service::ChatInput input = read_conversation(service, fields);
+  const Service::ChatInput input = read_conversation(service, fields).input;
   (void)fields.text("model", size_t(1) << 30);
   if (const auto& error = fields.finish()) return answer_error(response, *error);
   const auto text = service.chat_text(input);

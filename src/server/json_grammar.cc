@@ -71,7 +71,12 @@ bool JsonAcceptor::step(unsigned char c) {
     again = false;
     Frame& f = frames_[size_t(depth_ - 1)];
     const bool between = f.state <= State::kAfterPair && f.state != State::kInKey;
-    if (between && is_blank(c)) return ++f.blanks <= kMaxBlanks;
+    if (between && is_blank(c)) {
+      // A call has its own blanks, around its arguments too.
+      const bool in_call = schema_->node(f.node).call ||
+                           (depth_ == 2 && f.state == State::kValue && schema_->node(frames_[0].node).call);
+      return !in_call && ++f.blanks <= kMaxBlanks;
+    }
     if (between) f.blanks = 0;
     bool ended = false;
     switch (f.state) {
@@ -93,6 +98,11 @@ bool JsonAcceptor::step(unsigned char c) {
         return true;
       }
       case State::kLiteral: return in_literal(f, c);
+      case State::kCallHead: return in_call_head(f, c);
+      case State::kCallEnd:
+        if (c != '}') return false;
+        --depth_;
+        return true;
       default:
         if (!in_number(f, c, again)) return false;
         if (!again) return true;
@@ -114,9 +124,17 @@ bool JsonAcceptor::begin_value(int node_id, unsigned char c) {
     f.may = all_of(node.literals.size());
     return in_literal(f, c);
   }
+  if (node.call) {
+    f.state = State::kCallHead;
+    f.may = all_of(node.names.size());
+    return in_call_head(f, c);
+  }
   const bool room = depth_ < JsonSchema::kMaxDepth;
   switch (c) {
-    case '{': f.state = State::kFirstKey; return room && allows(JsonSchema::kObject);
+    case '{':
+      f.state = State::kFirstKey;
+      f.seen = node.forbidden;
+      return room && allows(JsonSchema::kObject);
     case '[': f.state = State::kFirstItem; return room && allows(JsonSchema::kArray);
     case '"': f.state = State::kInString; return allows(JsonSchema::kString);
     case 't':
@@ -144,6 +162,20 @@ bool JsonAcceptor::in_literal(Frame& f, unsigned char c) {
       return true;
     }
   }
+  return true;
+}
+
+// No beginning is one of another: the quote after the name ends it.
+bool JsonAcceptor::in_call_head(Frame& f, unsigned char c) {
+  const JsonSchema::Node& node = schema_->node(f.node);
+  f.may = narrowed(f.may, f.at, c, [&](int i) -> const std::string& { return node.names[size_t(i)]; });
+  ++f.at;
+  if (f.may == 0) return false;
+  const int first = __builtin_ctzll(f.may);
+  if (node.names[size_t(first)].size() > size_t(f.at)) return true;
+  f.state = State::kCallEnd;
+  frames_[size_t(depth_++)] = Frame{};
+  frames_[size_t(depth_ - 1)].node = node.children[size_t(first)];
   return true;
 }
 
@@ -271,8 +303,9 @@ bool JsonAcceptor::in_object(Frame& f, unsigned char c) {
     case State::kKey:
       if (c == '}' && f.state == State::kFirstKey) break;
       if (c != '"') return false;
-      // With all names used and no others allowed no key can follow.
-      f.may = all_of(node.names.size()) & ~f.seen;
+      // With all names used and no others allowed no key can follow. Where others are, a name that came is watched
+      // for, so that it does not come again as one of them.
+      f.may = all_of(node.names.size()) & (node.additional < 0 ? ~f.seen : ~uint64_t(0));
       if (f.may == 0 && node.additional < 0) return false;
       f.state = State::kInKey;
       f.at = 1;

@@ -16,7 +16,8 @@ namespace longkv::server {
 
 // A part of JSON Schema: type (one or several), properties, required, additionalProperties (true, false or a schema),
 // items, minItems, maxItems, minLength, maxLength, enum, const. Annotations (title, description, default, examples,
-// $schema, format...) are allowed and change nothing. Other words are refused by name, never ignored.
+// $schema, format...) are allowed and change nothing. Other words are refused by name, never ignored. What nothing can
+// satisfy is taken out: a type whose bounds contradict each other, a member that has no value, a value of another type.
 class JsonSchema {
  public:
   static constexpr int kMaxDepth = 48;
@@ -25,8 +26,19 @@ class JsonSchema {
 
   // Any object: OpenAI's "json_object".
   static std::shared_ptr<const JsonSchema> any_object();
-  // Errors: kInvalidArgument naming the path in the schema.
+  // Errors: kInvalidArgument naming the path in the schema; kCorrupt where it contradicts itself, so that nothing is
+  // left that could satisfy it.
   static Result<std::shared_ptr<const JsonSchema>> compile(const nlohmann::json& schema);
+
+  // A call of one of these functions: {"name": "weather", "arguments": {...}}, written with these blanks, the last
+  // member under the name `arguments`.
+  struct Function {
+    std::string name;
+    std::shared_ptr<const nlohmann::json> parameters;  // their schema; null: there are none
+  };
+  // Errors: as compile(), naming the function; more of them than kMaxProperties.
+  static Result<std::shared_ptr<const JsonSchema>> call_of(const std::vector<Function>& functions,
+                                                           const std::string& arguments);
 
   enum Type : uint8_t { kObject = 1, kArray = 2, kString = 4, kNumber = 8, kInteger = 16, kBoolean = 32, kNull = 64 };
   static constexpr uint8_t kAnyType = 127;
@@ -34,9 +46,11 @@ class JsonSchema {
   struct Node {
     uint8_t types = kAnyType;
     std::vector<std::string> literals;  // enum and const, as JSON text; not empty: nothing else is allowed
+    bool call = false;                  // a call: `names` are its beginnings, `children` what follows them
     std::vector<std::string> names;     // of properties, as JSON text with quotes
     std::vector<int> children;          // their nodes
     uint64_t required = 0;              // bits of `names`
+    uint64_t forbidden = 0;             // ... that may not come
     int additional = 0;                 // node of other properties; -1: none
     int items = 0;
     int64_t min_items = 0, max_items = -1;
@@ -49,6 +63,10 @@ class JsonSchema {
  private:
   JsonSchema() : nodes_(1) {}
   Result<int> add(const nlohmann::json& schema, const std::string& path, int depth);
+  Status add_members(const nlohmann::json& schema, const std::string& path, int depth, Node& node);
+  Status add_literals(const nlohmann::json& schema, const std::string& path, int id);
+  bool never(int id) const { return node(id).types == 0 && node(id).literals.empty(); }
+  bool allows(const nlohmann::json& value, int id) const;
 
   std::vector<Node> nodes_;
   int root_ = 0;
@@ -77,9 +95,11 @@ class JsonAcceptor {
     kKey,        // after ',': a key
     kInKey,
     kAfterKey,   // ':'
+    kCallEnd,    // '}' after the arguments of a call
     kAfterPair,  // ',' or '}'
     kInString,
-    kLiteral,  // inside of true, false, null or a value of an enum
+    kLiteral,   // inside of true, false, null or a value of an enum
+    kCallHead,  // inside of what a call begins with
     kMinus,
     kZero,
     kDigits,
@@ -109,6 +129,7 @@ class JsonAcceptor {
   bool in_string(Frame& f, unsigned char c, bool& ended);
   bool in_number(Frame& f, unsigned char c, bool& again);
   bool in_literal(Frame& f, unsigned char c);
+  bool in_call_head(Frame& f, unsigned char c);
   bool in_key(Frame& f, unsigned char c);
   bool in_object(Frame& f, unsigned char c);
   bool in_array(Frame& f, unsigned char c);

@@ -60,6 +60,7 @@ std::string openapi_json(const Service& service) {
   if (!service.takes_tools()) {
     schemas["Tools"]["maxItems"] = 0;
     schemas["Message"]["anyOf"].erase(1);  // calls alone
+    schemas["ToolChoice"] = {{"enum", {"auto", "none", nullptr}}};
   }
   return api.dump();
 }

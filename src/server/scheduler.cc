@@ -267,9 +267,11 @@ void Scheduler::read_prompts() {
     Session& session = slot->session();
     const double left = budget - std::chrono::duration<double>(piece_begin - begin).count();
     int64_t tokens = session.piece_tokens();
-    // A new chunk is made so short that one piece of it fits the budget.
+    // A new chunk is made so short that one piece of it fits the budget. What a token takes is known from another
+    // prompt when one begins, which may have been read at another depth and with nothing beside it: half of that first.
     const bool may_cut = answering && tokens == 0 && token_seconds_ > 0;
-    const int64_t at_most = may_cut ? std::max<int64_t>(1, int64_t(budget / token_seconds_)) : INT64_MAX;
+    const double room = session.prompt_progress() == 0 ? budget / 2 : budget;
+    const int64_t at_most = may_cut ? std::max<int64_t>(1, int64_t(room / token_seconds_)) : INT64_MAX;
     // The first piece is read in any case, or prompts would starve.
     const double wanted = tokens > 0 ? token_seconds_ * double(tokens) : budget / 2;
     if (answering && piece_begin != begin && left < wanted) return;

@@ -45,6 +45,18 @@ bool Service::takes_tools() const {
   return with_tools != nullptr && with_tools->abilities().tools;
 }
 
+Service::CallForm Service::call_form() const {
+  const ChatTemplate* own = chat_ ? chat_->chat_template(/*with_tools=*/true) : nullptr;
+  const auto writes = [&](std::string_view text) { return own != nullptr && own->literal_contains(text); };
+  // Llama 3.
+  if (writes("<|python_tag|>") && writes("\"parameters\": ")) return {"", "parameters"};
+  // Qwen and Hermes, and Mistral before it took to naming the arguments with a token of their own. Templates that write
+  // calls as XML, or as something else that is no JSON, get a plain object.
+  if (writes("<tool_call>") && !writes("<function=") && !writes("<arg_key>")) return {"<tool_call>\n"};
+  if (writes("[TOOL_CALLS]") && !writes("[ARGS]")) return {"[TOOL_CALLS] ["};
+  return {};
+}
+
 Result<std::vector<ChatPiece>> Service::render_chat(const ChatInput& in) const {
   LONGKV_ASSIGN(const Chat* chat, this->chat());
   const bool tools = in.tools.is_array() && !in.tools.empty();
@@ -57,7 +69,9 @@ Result<std::vector<ChatPiece>> Service::render_chat(const ChatInput& in) const {
   if (tools) input.tools = &in.tools;
   if (in.variables.is_object()) input.variables = &in.variables;
   input.add_generation_prompt = in.generation_prompt;
-  return chat->pieces(input);
+  LONGKV_ASSIGN(std::vector<ChatPiece> pieces, chat->pieces(input));
+  if (!in.answer_begins.empty()) pieces.push_back({in.answer_begins, /*literal=*/true});
+  return pieces;
 }
 
 Result<std::vector<int32_t>> Service::encode_chat(const ChatInput& input) const {

@@ -48,6 +48,7 @@ class Service {
   struct ChatInput {
     nlohmann::ordered_json messages, tools, variables;  // tools and variables may be null
     bool generation_prompt = true;                      // opens the next answer
+    std::string answer_begins;                          // written by nobody but the format, after what opens it
   };
   // Errors: kUnsupported where the model has no usable template, those of the template.
   Result<std::vector<ChatPiece>> render_chat(const ChatInput& input) const;
@@ -55,6 +56,13 @@ class Service {
   Result<std::string> chat_text(const ChatInput& input) const;
   // Whether the model's template lists tools.
   bool takes_tools() const;
+  // How an answer that must be a call is written, as far as the template tells: what comes before the call's object,
+  // and the name of its arguments.
+  struct CallForm {
+    std::string opening;
+    const char* arguments = "arguments";
+  };
+  CallForm call_form() const;
 
   // A recipe that clients may choose, by its text or its canonical form. Errors: kInvalidArgument with the list.
   Result<std::shared_ptr<const Recipe>> find_recipe(const std::string& text) const;

@@ -44,10 +44,20 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   (void)fields.boolean("b");
   (void)fields.finish();
   if (const nlohmann::ordered_json* schema = fields.any("schema")) {
-    const auto compiled = JsonSchema::compile(nlohmann::json(*schema));
+    const nlohmann::json parts(*schema);
+    const auto compiled = JsonSchema::compile(parts);
     if (compiled.ok()) {
       JsonAcceptor acceptor(**compiled);
       for (const char c : text) (void)acceptor.push({&c, 1});
+    }
+    const auto call = JsonSchema::call_of({{"f", std::make_shared<const nlohmann::json>(parts)}, {"g", nullptr}}, "a");
+    if (call.ok()) {
+      JsonAcceptor acceptor(**call);
+      std::string taken;
+      for (const char c : "{\"name\": \"f\", \"a\": " + text) {
+        if (acceptor.push({&c, 1})) taken += c;
+      }
+      if (acceptor.closed()) require(nlohmann::json::parse(taken)["a"].is_object());
     }
   }
   return 0;

@@ -57,6 +57,10 @@ TEST(BadRequests, WrongFields) {
                                                 {"prompt", {1, -1}},
                                                 {"prompt", {1, 99999999}},
                                                 {"prompt", {"a", "b"}},
+                                                {"prompt", {"a", 7}},
+                                                {"prompt", {7, "a"}},
+                                                {"prompt", json::array({{7, "a"}})},
+                                                {"prompt", json::array({json::array({"a"})})},
                                                 {"prompt", json::array()},
                                                 {"prompt", ""},
                                                 {"messages", json::array()},
@@ -83,6 +87,18 @@ TEST(BadRequests, WrongFields) {
   expect_error(server.post("/v1/chat/completions", chat("x", {{"top_logprobs", 3}})), 400, "top_logprobs ");
   expect_error(server.post("/v1/chat/completions", chat("x", {{"tools", json::array({1})}})), 400, "tools ");
   EXPECT_EQ(server.post("/v1/completions", completion("abc")).status, 200);
+}
+
+TEST(BadRequests, SchemasThatContradictThemselves) {
+  TestServer server;
+  const json schema = {{"type", "object"}, {"required", {"x"}}, {"additionalProperties", false}};
+  for (const char* path : {"/v1/completions", "/completion"})
+    expect_error(server.post(path, completion("abc", {{"json_schema", schema}})), 422, path);
+  const json format = {{"type", "json_schema"}, {"json_schema", {{"name", "n"}, {"schema", schema}}}};
+  expect_error(server.post("/v1/chat/completions", chat("abc", {{"response_format", format}})), 422, "chat ");
+  json whole = completion("abc", {{"max_tokens", 4}});
+  whole["json_schema"] = {{"type", "array"}, {"minItems", 1.0}};
+  EXPECT_EQ(server.post("/v1/completions", whole).status, 200);
 }
 
 TEST(BadRequests, BodiesThatAreNoJson) {
@@ -158,9 +174,9 @@ TEST(BadRequests, NamesOfOneLengthMustAgree) {
       return server.post(path, body);
     };
     const Reply refused = with({{"max_tokens", 3}, {"max_completion_tokens", 4}});
-    expect_error(refused, 400, path);
+    expect_error(refused, 422, path);
     EXPECT_EQ(refused.parsed()["error"]["param"], "max_completion_tokens");
-    expect_error(with({{"n_predict", 3}, {"max_tokens", -1}}), 400, path);
+    expect_error(with({{"n_predict", 3}, {"max_tokens", -1}}), 422, path);
     const json same = with({{"n_predict", 3}, {"max_tokens", 3}, {"max_completion_tokens", 3}}).parsed();
     EXPECT_EQ(same["timings"]["predicted_n"], 3);
     EXPECT_EQ(with({{"max_tokens", nullptr}, {"n_predict", 2}}).parsed()["timings"]["predicted_n"], 2);

@@ -119,7 +119,10 @@ TEST(JsonGrammar, Schemas) {
   EXPECT_TRUE(accepts(*open, R"({"a":null,"b":true,"ab":false})"));
   EXPECT_FALSE(accepts(*open, R"({"a":true})"));
   EXPECT_FALSE(accepts(*open, R"({"b":1})"));
+  // A name that came does not come again as one of the others.
+  EXPECT_FALSE(accepts(*open, R"({"a":null,"a":true})"));
   EXPECT_TRUE(accepts(*compiled({{"type", "null"}, {"minLength", 3}, {"maxLength", 2}}), "null"));
+  EXPECT_TRUE(accepts(*compiled({{"type", "array"}, {"minItems", 1.0}, {"maxItems", 2.0}}), "[1]"));
   // Names that only 'required' has.
   for (const json& more : {json::object(), json{{"properties", json::object()}}}) {
     json schema_of_names = {{"type", "object"}, {"required", {"x"}}};
@@ -129,12 +132,84 @@ TEST(JsonGrammar, Schemas) {
     EXPECT_FALSE(accepts(*named, R"({})")) << schema_of_names;
     EXPECT_EQ(accepts(*named, R"({"x":1,"y":2})"), more.empty()) << schema_of_names;
   }
-  for (const json& wrong :
-       {json{{"type", "thing"}}, json{{"type", json::array()}}, json{{"type", json(8, "null")}},
-        json{{"oneOf", json::array()}}, json{{"enum", json::array()}}, json(5),
-        json{{"type", "array"}, {"minItems", 3}, {"maxItems", 2}},
-        json{{"required", {"x"}}, {"additionalProperties", false}}, json{{"required", {1}}}, json{{"minLength", -1}}})
+  for (const json& wrong : {json{{"type", "thing"}}, json{{"type", json::array()}}, json{{"type", json(8, "null")}},
+                            json{{"oneOf", json::array()}}, json{{"enum", json::array()}}, json(5),
+                            json{{"required", {1}}}, json{{"minLength", -1}}, json{{"minLength", 1.5}}, json(true)})
     EXPECT_EQ(JsonSchema::compile(wrong).status().code(), Code::kInvalidArgument) << wrong;
+}
+
+// A contradiction takes out the type, member or value that it concerns; an error is what leaves nothing.
+TEST(JsonGrammar, Contradictions) {
+  const json never = {{"type", "array"}, {"minItems", 3}, {"maxItems", 2}};
+  const json closed = {{"required", {"x"}}, {"additionalProperties", false}};
+  auto objects = closed;
+  objects["type"] = "object";
+  for (const json& wrong : {never, objects, json{{"type", "string"}, {"minLength", 3}, {"maxLength", 2}},
+                            json{{"type", "string"}, {"enum", {1, nullptr}}}, json{{"enum", {1, 2}}, {"const", 3}},
+                            json{{"type", "object"}, {"properties", {{"a", never}}}, {"required", {"a"}}},
+                            json{{"type", "array"}, {"items", false}, {"minItems", 1}},
+                            json{{"type", "object"}, {"additionalProperties", never}, {"required", {"a"}}},
+                            json{{"type", "array"}, {"maxItems", 1}, {"const", {1, 2}}}})
+    EXPECT_EQ(JsonSchema::compile(wrong).status().code(), Code::kCorrupt) << wrong;
+  EXPECT_TRUE(accepts(*compiled(closed), "[]"));
+  EXPECT_FALSE(accepts(*compiled(closed), "{}"));
+  const auto either = compiled({{"type", {"array", "null"}}, {"minItems", 3}, {"maxItems", 2}});
+  EXPECT_TRUE(accepts(*either, "null"));
+  EXPECT_FALSE(accepts(*either, "[1,1,1]"));
+  EXPECT_TRUE(accepts(*compiled({{"type", "array"}, {"items", never}}), "[]"));
+  EXPECT_FALSE(accepts(*compiled({{"type", "array"}, {"items", never}}), "[[1,1,1]]"));
+  // Members without a value, among names and among others.
+  for (const bool open : {false, true}) {
+    const auto members = compiled(
+        {{"type", "object"}, {"properties", {{"a", never}, {"ab", json::object()}}}, {"additionalProperties", open}});
+    EXPECT_TRUE(accepts(*members, R"({"ab":1})"));
+    EXPECT_FALSE(accepts(*members, R"({"a":[1,1,1]})"));
+    EXPECT_EQ(accepts(*members, R"({"b":1})"), open);
+  }
+  const auto some = compiled({{"type", "integer"}, {"enum", {"7", 7.0, 8, 8.5, true}}});
+  EXPECT_TRUE(accepts(*some, "7"));
+  EXPECT_TRUE(accepts(*some, "8"));
+  for (const char* bad : {"7.0", "\"7\"", "8.5", "true", "9"}) EXPECT_FALSE(accepts(*some, bad)) << bad;
+  const auto both = compiled({{"enum", {"a", "b", json{{"n", 1}}}}, {"const", {{"n", 1.0}}}});
+  EXPECT_FALSE(accepts(*both, "\"a\""));
+  EXPECT_TRUE(accepts(*both, R"({"n":1})"));
+  const json shape = {{"type", "object"},
+                      {"properties", {{"n", {{"type", "integer"}}}}},
+                      {"required", {"n"}},
+                      {"enum", {{{"n", 1}}, {{"n", 1.5}}, {{"m", 1}}, {{"n", 2}, {"m", 1}}}}};
+  EXPECT_TRUE(accepts(*compiled(shape), R"({"n":1})"));
+  EXPECT_FALSE(accepts(*compiled(shape), R"({"n":1.5})"));
+  EXPECT_FALSE(accepts(*compiled(shape), R"({"m":1})"));
+}
+
+TEST(JsonGrammar, CallsOfFunctions) {
+  const auto parameters = [](json schema) { return std::make_shared<const json>(std::move(schema)); };
+  const json city = {{"type", "object"}, {"properties", {{"city", {{"type", "string"}}}}}, {"required", {"city"}}};
+  const std::vector<JsonSchema::Function> functions = {
+      {"weather", parameters(city)}, {"weather_now", nullptr}, {"say \"hi\"", parameters(json::object())}};
+  const auto call = JsonSchema::call_of(functions, "arguments");
+  ASSERT_TRUE(call.ok()) << call.status().message();
+  for (const char* good :
+       {R"({"name": "weather", "arguments": {"city":"Bonn"}})", R"({"name": "weather_now", "arguments": { }})",
+        R"({"name": "say \"hi\"", "arguments": {"x":[1]}})"})
+    EXPECT_TRUE(accepts(**call, good)) << good;
+  for (const char* bad :
+       {R"({"name": "weather", "arguments": {}})", R"({"name": "weather", "arguments": {"city":"Bonn"})",
+        R"({"name": "weather", "arguments": {"city":"Bonn"}} )", R"({"name": "weather_now", "arguments": {"a":1}})",
+        R"({"name": "time", "arguments": {}})", R"({"name": "weathe", "arguments": {}})", R"({"name": "weather_now"})",
+        R"({"name": "say \"hi\"", "arguments": [1]})", R"({"arguments": {}, "name": "weather_now"})", "{}",
+        R"({"name": "weather", "parameters": {"city":"Bonn"}})", R"( {"name": "weather_now", "arguments": {}})",
+        R"({"name": "weather_now", "arguments":  {}})", R"({"name": "weather_now", "arguments": {} })"})
+    EXPECT_FALSE(accepts(**call, bad)) << bad;
+  EXPECT_TRUE(
+      accepts(**JsonSchema::call_of(functions, "parameters"), R"({"name": "weather", "parameters": {"city":"Bonn"}})"));
+  EXPECT_EQ(JsonSchema::call_of({}, "arguments").status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(JsonSchema::call_of(std::vector<JsonSchema::Function>(65, functions[1]), "arguments").status().code(),
+            Code::kInvalidArgument);
+  EXPECT_EQ(JsonSchema::call_of({{"f", parameters({{"oneOf", {}}})}}, "arguments").status().code(),
+            Code::kInvalidArgument);
+  EXPECT_EQ(JsonSchema::call_of({{"f", parameters({{"type", "string"}})}}, "arguments").status().code(),
+            Code::kCorrupt);
 }
 
 TEST(JsonGrammar, AModelAnswersInJson) {

@@ -3,6 +3,7 @@
 #include <random>
 
 #include "harness.h"
+#include "server/http_connection.h"
 
 namespace longkv::server {
 namespace {
@@ -94,6 +95,31 @@ TEST(Streams, TheEndOfTheServerIsTold) {
     EXPECT_EQ(error["code"], 503);
     EXPECT_EQ(error["type"], "unavailable_error");
     EXPECT_TRUE(rest.ends_with("0\r\n\r\n")) << "the stream ends as HTTP asks";
+  }
+}
+
+// Limits are far away here: only the server's end lets a thread go on whose client neither takes nor sends.
+TEST(Streams, NobodyIsWaitedForWhenTheServerEnds) {
+  for (const bool writes : {true, false}) {
+    int ends[2];
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    std::atomic<bool> stopping{false};
+    Connection connection(ends[0], HttpLimits{}, stopping);
+    connection.begin_body();
+    std::atomic<bool> ended{false};
+    std::thread thread([&] {
+      std::string bytes(8 << 20, 'x');
+      EXPECT_EQ(writes ? connection.write(bytes.data(), bytes.size()) : connection.read(bytes.data(), 1), -1);
+      ended = true;
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    EXPECT_FALSE(ended) << "it waits while the server runs";
+    stopping = true;
+    for (int i = 0; i < 300 && !ended; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    EXPECT_TRUE(ended) << "writes " << writes;
+    ::close(ends[1]);  // frees the thread in any case
+    thread.join();
+    ::close(ends[0]);
   }
 }
 

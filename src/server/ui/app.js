@@ -257,10 +257,17 @@ $("fresh").addEventListener("click", () => { fresh(); $("question").focus(); });
 $("file").addEventListener("change", event => takeFile(event.target.files[0]));
 $("remove").addEventListener("click", () => { state.doc = null; location.reload(); });
 $("key").addEventListener("change", connect);
+// Wherever on the page a file is dropped: beside the box the browser would open it and the conversation would be gone.
+const bringsFile = event => event.dataTransfer?.types.includes("Files");
 for (const name of ["dragover", "dragenter"])
-  $("drop").addEventListener(name, event => { event.preventDefault(); $("drop").classList.add("over"); });
-$("drop").addEventListener("dragleave", () => $("drop").classList.remove("over"));
-$("drop").addEventListener("drop", event => {
+  document.addEventListener(name, event => {
+    if (!bringsFile(event)) return;
+    event.preventDefault();
+    $("drop").classList.add("over");
+  });
+document.addEventListener("dragleave", event => { if (!event.relatedTarget) $("drop").classList.remove("over"); });
+document.addEventListener("drop", event => {
+  if (!bringsFile(event)) return;
   event.preventDefault();
   $("drop").classList.remove("over");
   takeFile(event.dataTransfer.files[0]);
