@@ -114,6 +114,13 @@ class Page:
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
+    def drag(self, selector, file, *kinds):
+        """A file from the desktop over an element, as the browser sees it: dragEnter, dragOver, drop."""
+        x, y = self.run(f"(() => {{ const r = document.querySelector({json.dumps(selector)}).getBoundingClientRect(); "
+                        "return [r.x + r.width / 2, r.y + r.height / 2]; })()")
+        for kind in kinds:
+            self.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data={"items": [], "files": [file], "dragOperationsMask": 1})
+
     def type(self, text):
         self.call("Input.insertText", text=text)
 
@@ -144,6 +151,35 @@ def main():
         recipes = page.run("[...document.querySelectorAll('#recipe option')].map(o => o.value)")
         assert len(recipes) >= 2, recipes
         page.screenshot(os.path.join(folder, "page-empty.png"))
+
+        # A document is dragged onto its box, as the browser does it; another one, as a script does it, away again and then dropped beside
+        # the box, where the browser would leave the page for it.
+        over = "document.querySelector('#drop').classList.contains('over')"
+        path = os.path.join(folder, "dropped.txt")
+        with open(path, "w") as file:
+            file.write("A mill has a wheel, and the wheel has a keeper. " * 20)
+        page.drag("#drop", path, "dragEnter", "dragOver")
+        page.wait(over, "the box shows that it takes the file", 10)
+        page.drag("#drop", path, "drop")
+        taken = "document.querySelector('#document-text').textContent.match(/^%s: [0-9,. ]+ tokens/)"
+        page.wait(taken % "dropped.txt", "the dropped file is the document", 20)
+        assert not page.run(over), "the box is itself again"
+        assert page.run("document.activeElement.id") == "question", "the next thing is the question"
+        page.run("""window.dragged = new DataTransfer();
+                    dragged.items.add(new File(['The keeper sleeps. '.repeat(30)], 'beside.txt', {type: 'text/plain'}));
+                    window.drags = (place, kind) => document.querySelector(place).dispatchEvent(
+                      new DragEvent(kind, {bubbles: true, cancelable: true, dataTransfer: dragged}))""")
+        assert page.run("!drags('#question', 'dragenter') && !drags('#question', 'dragover')"), "the page takes files anywhere"
+        assert page.run(over), "the box shows where it goes"
+        page.run("drags('body', 'dragleave')")
+        assert not page.run(over), "the file was carried away"
+        assert page.run("!drags('#drop', 'dragover') && !drags('#question', 'drop')"), "the browser does not open the file"
+        page.wait(taken % "beside.txt", "the file dropped beside the box is the document", 20)
+        assert not page.run(over), "the box is itself again"
+        page.screenshot(os.path.join(folder, "page-dropped.png"))
+        page.click("#remove")
+        page.wait("document.querySelector('#document-text').textContent.includes('Drop a document') && "
+                  "document.querySelector('#model').textContent.includes('tokens of context')", "a page without document")
 
         # A question by keyboard.
         page.click("#length")
