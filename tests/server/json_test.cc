@@ -163,7 +163,9 @@ TEST(JsonGrammar, Contradictions) {
     const auto members = compiled(
         {{"type", "object"}, {"properties", {{"a", never}, {"ab", json::object()}}}, {"additionalProperties", open}});
     EXPECT_TRUE(accepts(*members, R"({"ab":1})"));
-    EXPECT_FALSE(accepts(*members, R"({"a":[1,1,1]})"));
+    // Refused at the end of its name: a value for it there is none, and the answer would be stuck.
+    EXPECT_FALSE(JsonAcceptor(*members).push(R"({"a")"));
+    EXPECT_TRUE(JsonAcceptor(*members).push(R"({"ab")"));
     EXPECT_EQ(accepts(*members, R"({"b":1})"), open);
   }
   const auto some = compiled({{"type", "integer"}, {"enum", {"7", 7.0, 8, 8.5, true}}});

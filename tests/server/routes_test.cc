@@ -257,6 +257,7 @@ TEST(Routes, SlotsAreSavedAndRestored) {
     EXPECT_EQ(server.post_text("/slots/0?action=restore", "").status, 404);
     EXPECT_EQ(server.post_text("/slots/0?action=save", "").parsed()["filename"], "slot-0.kv");
     EXPECT_EQ(server.post_text("/slots/0?action=restore", "").parsed()["n_restored"], 315);
+    EXPECT_EQ(server.post_text("/slots/1?action=save", "").parsed()["filename"], "slot-1.kv");
     // Nobody saves what belongs to another key.
     EXPECT_EQ(server.post_text("/slots/0?action=save", "", "X-Api-Key: other\r\n").status, 403);
     std::filesystem::create_symlink("/etc/passwd", folder + "/link");
