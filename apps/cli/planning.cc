@@ -1,5 +1,6 @@
 #include "planning.h"
 
+#include "grad/chunk_scorer.h"
 #include "kv/index/index.h"
 #include "model_label.h"
 #include "output.h"
@@ -25,6 +26,7 @@ Result<KvPlan> plan_for(const LoadedModel& model, const Recipe& recipe, int64_t 
   m.weight_bytes_per_token = int64_t(model.weights().bytes_per_token());
   m.hidden_bytes_per_token = Session::hidden_bytes(c, 1);
   m.hidden_bytes_limit = Session::hidden_bytes(c, c.context);
+  m.tape_bytes_per_token = ChunkScorer::bytes_per_token(c);
   m.scratch_bytes =
       kProgramBytes + c.vocab * (kTokenizerBytes + int64_t(sizeof(float))) +
       Graph::scratch_bytes(c, SparsePrefill::chunk_tokens(recipe.prefill, chunk, context > 0 ? context : c.context));

@@ -183,6 +183,19 @@ Status Session::note_classes(std::span<const int32_t> ids) {
   return {};
 }
 
+// Before a chunk passes the layers.
+Status Session::score_chunk(std::span<const int32_t> ids, int64_t prompt_end) {
+  const KeepScoring scoring = kv_->scoring(prompt_end);
+  if (scoring == KeepScoring::kNone) return {};
+  if (!scorer_) {
+    LONGKV_ASSIGN(scorer_, ChunkScorer::create(graph_.model_pointer(), options_.context, options_.products, pool_));
+  }
+  kv_->prepare_scores();
+  std::vector<KeepScore> scores;
+  LONGKV_TRY(scorer_->run(kv_->cache(), ids, scoring, scores));
+  return kv_->take_scores(std::move(scores));
+}
+
 Status Session::check_logits(std::span<const float> logits, int64_t tokens) {
   // Every token reads all of them: a count without an early exit is vectorised.
   int64_t bad = 0;
@@ -232,7 +245,7 @@ Status Session::prefill(std::span<const int32_t> ids, const PrefillProgress& pro
     ids_.insert(ids_.end(), ids.begin(), ids.end());
     return check_logits();
   }
-  const bool chunk_major = options_.order == PrefillOrder::kChunkMajor || sink;
+  const bool chunk_major = options_.order == PrefillOrder::kChunkMajor || sink || kv_->scoring() != KeepScoring::kNone;
   const int64_t chunk = prompt_chunk(*kv_, options_);
   const int64_t span = chunk_major ? chunk : span_tokens(c, chunk);
   // Spans and pieces begin at multiples of their length in the sequence, wherever reading begins: a prompt whose
@@ -244,6 +257,7 @@ Status Session::prefill(std::span<const int32_t> ids, const PrefillProgress& pro
     const Status s = prefill_span(ids.subspan(size_t(begin), size_t(count)), start + n, begin + count == n, begin, n,
                                   progress, cancel, sink, sink_from);
     if (!s.ok()) {
+      scorer_.reset();
       origin_.resumed = origin_.one_prompt = false;
       if (kv_->truncate(TokenCount{start}).ok()) return s;
       ids_.clear();
@@ -253,6 +267,7 @@ Status Session::prefill(std::span<const int32_t> ids, const PrefillProgress& pro
       return Status(s.code(), s.message() + "; the sequence held before cannot be restored and is empty now");
     }
   }
+  scorer_.reset();
   // Only the last row reaches the output matrix.
   graph_.logits(hidden_.data() + last * c.dim, 1, logits_.data());
   LONGKV_TRY(check_logits());
@@ -300,6 +315,7 @@ Status Session::prefill_span(std::span<const int32_t> ids, int64_t prompt_end, b
   if (hidden_.size() < size_t(n * c.dim)) hidden_.resize(size_t(n * c.dim));
   LONGKV_TRY(graph_.embed(ids.data(), n, hidden_.data()));
   LONGKV_TRY(note_classes(ids));
+  LONGKV_TRY(score_chunk(ids, prompt_end));
   int64_t token_layers = 0;
   for (int layer = 0; layer < c.layers; ++layer) {
     for (int64_t begin = 0, count = 0; begin < n; begin += count) {

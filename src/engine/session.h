@@ -12,6 +12,7 @@
 #include "base/threads.h"
 #include "cuda/card_model.h"
 #include "engine/device_runner.h"
+#include "grad/chunk_scorer.h"
 #include "kv/session.h"
 #include "longkv/status.h"
 #include "model/graph.h"
@@ -163,6 +164,7 @@ class Session {
                       int64_t total, const PrefillProgress& progress, const std::atomic<bool>* cancel,
                       const LogitsSink& sink, int64_t sink_from);
   Status note_classes(std::span<const int32_t> ids);
+  Status score_chunk(std::span<const int32_t> ids, int64_t prompt_end);
   Status repeat_prompt(std::span<const int32_t> ids, int64_t start, const std::atomic<bool>* cancel);
   bool free_pieces() const;
   bool kv_on_card() const { return device_ != nullptr && options_.card_kv; }
@@ -199,6 +201,7 @@ class Session {
   std::vector<float> full_logits_;
   std::optional<Prompt> prompt_;           // being read in pieces
   std::vector<TokenClass> token_classes_;  // [vocab], for recipes that want them
+  std::unique_ptr<ChunkScorer> scorer_;    // while a prompt is read, for recipes that want one
   int check_every_ = 0;
   int64_t decoded_ = 0;
   bool last_checked_ = false;

@@ -47,6 +47,7 @@ Result<bool> Session::read_piece(const std::atomic<bool>* cancel, int64_t at_mos
     if (hidden_.size() < size_t(p.count * c.dim)) hidden_.resize(size_t(p.count * c.dim));
     LONGKV_TRY(graph_.embed(rest.data(), p.count, hidden_.data()));
     LONGKV_TRY(note_classes(rest.first(size_t(p.count))));
+    LONGKV_TRY(score_chunk(rest.first(size_t(p.count)), p.start + n));
   }
   const bool last_chunk = p.done + p.count == n;
   LONGKV_TRY(graph_.prefill_layer(p.layer, *kv_, hidden_.data(), p.count, position, p.start + n, cancel));
@@ -57,6 +58,7 @@ Result<bool> Session::read_piece(const std::atomic<bool>* cancel, int64_t at_mos
   p.layer = 0;
   p.done += p.count;
   if (!last_chunk) return false;
+  scorer_.reset();
   graph_.logits(hidden_.data() + (p.count - 1) * c.dim, 1, logits_.data());
   LONGKV_TRY(check_logits());
   note_prompt(p.start, p.start + n);
@@ -71,6 +73,7 @@ void Session::drop_prompt() {
   const int64_t keep = keeps_prefixes() ? whole : start;
   const bool joins = prompt_->joins;
   prompt_.reset();
+  scorer_.reset();
   // Windows and eviction may have let go of rows that the shorter sequence needs; an empty one is always possible.
   const bool kept = kv_->truncate(TokenCount{keep}).ok();
   if (!kept) (void)kv_->truncate(TokenCount{0});

@@ -22,6 +22,7 @@ struct PlanModel {
   int64_t weight_bytes_per_token = 0;  // read by one decode step
   int64_t hidden_bytes_per_token = 0;  // hidden state that a prompt token holds while a prompt is read
   int64_t hidden_bytes_limit = 0;      // ... at most so much; 0 = no limit
+  int64_t tape_bytes_per_token = 0;    // of a chunk whose pass through the model is recorded (KeepNeeds::scoring)
   int64_t scratch_bytes = 0;           // buffers that do not depend on the context
 };
 

@@ -28,7 +28,7 @@ double relative_error(const float* a, const float* b, int64_t n) {
 }
 
 // Whether the recipe can do what its keeper needs.
-Status check_needs(const KeepNeeds& needs, const Recipe& recipe, bool rotates) {
+Status check_needs(const KeepNeeds& needs, const Recipe& recipe, const AttendParams& params, bool rotates) {
   if (needs.rotate && recipe.store.rotates_k()) {
     return fail(Code::kInvalidArgument,
                 "{}: this keep stage turns K rows by RoPE, which a Hadamard rotation of them does not allow; nearest "
@@ -55,6 +55,26 @@ Status check_needs(const KeepNeeds& needs, const Recipe& recipe, bool rotates) {
         "does not compute; nearest legal: the same recipe with prefill=dense",
         recipe.canonical());
   }
+  if (needs.scoring != KeepScoring::kNone) {
+    if (recipe.prefill.kind != PrefillKind::kDense) {
+      return fail(Code::kInvalidArgument,
+                  "{}: this keep stage passes every chunk of a prompt through the model with full attention, which a "
+                  "sparse prefill is there to avoid; nearest legal: the same recipe with prefill=dense",
+                  recipe.canonical());
+    }
+    if (recipe.store.rotates_k() || recipe.store.rotates_v()) {
+      return fail(Code::kInvalidArgument,
+                  "{}: this keep stage attends the rows held with the model's own queries, which a Hadamard rotation "
+                  "of them does not allow; nearest legal: the same recipe without rotate",
+                  recipe.canonical());
+    }
+    if (params.softcap > 0) {
+      return fail(Code::kUnsupported,
+                  "{}: no gradient of attention whose scores are capped (this model caps them at {}); nearest legal: "
+                  "kvslimmer without reread",
+                  recipe.canonical(), params.softcap);
+    }
+  }
   if (recipe.select.all) return {};
   if (needs.step != KeepStep::kNone) {
     return fail(Code::kInvalidArgument,
@@ -69,10 +89,10 @@ Status check_needs(const KeepNeeds& needs, const Recipe& recipe, bool rotates) {
                 recipe.canonical());
   }
   const bool representatives = recipe.index.kind == IndexKind::kDynamic || recipe.index.kind == IndexKind::kRepr;
-  if (needs.every_chunk && representatives) {
+  if (needs.every_chunk && (representatives || recipe.select.preselect > 0)) {
     return fail(Code::kInvalidArgument,
-                "{}: representatives are chosen by attention over the whole prompt, of which this keep stage leaves "
-                "only merged rows; nearest legal: index=minmax",
+                "{}: representatives and votes are chosen by attention over the whole prompt, of which this keep stage "
+                "leaves only merged rows; nearest legal: index=minmax without preselect",
                 recipe.canonical());
   }
   const bool votes = representatives || recipe.select.preselect > 0;
@@ -136,7 +156,7 @@ Result<std::unique_ptr<KvSession>> KvSession::create(const KvShape& shape, const
     LONGKV_ASSIGN(extras.keeper, make_keeper(recipe.keep, shape, extras.model));
   }
   const KeepNeeds needs = extras.keeper ? extras.keeper->needs() : KeepNeeds{};
-  LONGKV_TRY(check_needs(needs, recipe, bool(extras.rotate)));
+  LONGKV_TRY(check_needs(needs, recipe, params, bool(extras.rotate)));
   const KvTypes types = store_regions(recipe.store, recipe.mask).raw;
   LONGKV_ASSIGN(KvCache cache, KvCache::create(shape, types, capacity, needs.fields, extras.disk));
   LONGKV_ASSIGN(std::optional<RegionStore> regions,
@@ -224,7 +244,7 @@ Status KvSession::end_chunk(int layer, int64_t prompt_end, const PrefillAttendAr
     return {};
   }
   impl.collector->after_chunk(layer, keep_end(layer, prompt_end), args, impl.rotate, impl.pool);
-  return impl.keep_needs.every_chunk ? evict(layer, false) : Status();
+  return impl.keep_needs.every_chunk && !impl.keep_needs.before_chunk ? evict(layer, false) : Status();
 }
 
 Status KvSession::prefill(int layer, const float* q, const float* k, const float* v, int64_t n, int64_t prompt_end,
@@ -430,6 +450,7 @@ Status KvSession::truncate(TokenCount tokens) {
     impl.selector->truncate(layer, impl.views, cache_.rows(layer).v);
     if (impl.collector) impl.collector->drop(layer);
   }
+  impl.scores.clear();
   if (impl.keeper) impl.keeper->truncated(cache_);
   impl.repeat = {};
   impl.step = -1;

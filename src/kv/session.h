@@ -96,6 +96,15 @@ class KvSession {
   // After a layer's last prompt chunk: rows that the recipe does not keep are dropped, then importance, preselection.
   Status finish_prefill(int layer);
 
+  // Recipes to whose keep stage a pass of each chunk through the whole model says what rows matter to it
+  // (KeepNeeds::scoring): what they want for a prompt that ends at `prompt_end`. Then, before each chunk of the prompt,
+  // which is read chunk-major, prepare_scores(), the pass over the rows held, and take_scores() of its results, a layer
+  // each.
+  KeepScoring scoring() const;
+  KeepScoring scoring(int64_t prompt_end) const;
+  void prepare_scores();
+  Status take_scores(std::vector<KeepScore> scores);
+
   // Recipes that score rows while the prompt is read again: tokens of a piece, 0 for other recipes. After a prompt, for
   // every piece [begin, end) of positions: begin_repeat, prefill() of the repeating input in all layers without
   // finish_prefill, end_repeat, which forgets that input; then finish_repeats, which drops rows.
@@ -162,6 +171,7 @@ class KvSession {
   int64_t keep_end(int layer, int64_t prompt_end) const;
   Status evict(int layer, bool last);
   void merge_rows(int layer, const KeepChoice& choice);
+  void place_rows(int layer, const KeepChoice& choice);
   void evict_one(int layer, const float* q, KeepStep when);
   bool choose_rows(int layer, const float* q);
   Status decode_probe(int layer, const float* q, const float* k, const float* v, float* out);

@@ -44,6 +44,7 @@ struct KvSession::Impl {
   std::unique_ptr<Keeper> keeper;  // nullptr: every row stays
   KeepNeeds keep_needs;
   std::unique_ptr<KeepCollector> collector;
+  std::vector<KeepScore> scores;  // [layers], of the next chunk; empty: none
   KvRotate rotate;
   std::unique_ptr<ThinkObserver> think;  // nullptr: the recipe does not choose channels per prompt
   struct Rotation {

@@ -29,6 +29,8 @@ Status KvSession::evict(int layer, bool last) {
   input.params = impl.params;
   input.rotate = &impl.rotate;
   input.pool = &impl.pool;
+  input.last = last;
+  if (!impl.scores.empty() && impl.scores[size_t(layer)].rows > 0) input.score = &impl.scores[size_t(layer)];
   impl.collector->give(layer, input);
 
   KeepChoice choice;
@@ -36,12 +38,37 @@ Status KvSession::evict(int layer, bool last) {
   LONGKV_TRY(impl.keeper->choose(input, choice));
   merge_rows(layer, choice);
   LONGKV_TRY(cache_.compact(layer, choice.rows, impl.pool));
+  place_rows(layer, choice);
   impl.keeper->moved(input, choice, cache_);
   if (last) {
     load_views(layer);
     impl.selector->rebuild(layer, impl.views, choice.rows, input.mass, input.mass_stride, impl.pool);
   }
   impl.collector->drop(layer);
+  if (!impl.scores.empty()) impl.scores[size_t(layer)] = KeepScore{};
+  return {};
+}
+
+KeepScoring KvSession::scoring() const { return impl_->keep_needs.scoring; }
+
+KeepScoring KvSession::scoring(int64_t prompt_end) const {
+  return prompt_end > impl_->keep_needs.scored_above ? impl_->keep_needs.scoring : KeepScoring::kNone;
+}
+
+// Rows of an earlier prompt come back as the cache's own: they move soon.
+void KvSession::prepare_scores() {
+  for (int layer = 0; layer < cache_.shape().layers; ++layer) {
+    if (evicts(layer)) cache_.decode_old(layer, 0, impl_->pool);
+  }
+}
+
+Status KvSession::take_scores(std::vector<KeepScore> scores) {
+  impl_->scores = std::move(scores);
+  if (!impl_->keep_needs.before_chunk) return {};
+  for (int layer = 0; layer < cache_.shape().layers; ++layer) {
+    if (evicts(layer)) LONGKV_TRY(evict(layer, false));
+  }
+  impl_->scores.clear();
   return {};
 }
 
@@ -53,26 +80,52 @@ void KvSession::merge_rows(int layer, const KeepChoice& choice) {
   const int64_t dk = shape.dim_k, dv = shape.dim_v;
   impl_->pool.run(shape.kv_heads, [&](int64_t h, int) {
     const int head = int(h);
-    std::unordered_map<int64_t, std::vector<float>> open;  // [dim_k + dim_v]
+    const KvHeadView view = impl_->views[size_t(h)];
+    std::unordered_map<int64_t, std::vector<float>> open;  // [dim_k + dim_v]; keys turned back where choice says so
     const auto row = [&](int64_t r) -> std::vector<float>& {
       std::vector<float>& values = open[r];
       if (values.empty()) {
         values.resize(size_t(dk + dv));
         cache_.read_row(layer, head, r, values.data(), values.data() + dk);
+        if (choice.before_rope) impl_->rotate(layer, -double(view.pos[r]), values.data(), 1, dk);
       }
       return values;
     };
     for (const RowMerge& merge : choice.merges[size_t(h)]) {
       const std::vector<float> from = row(merge.from);
       std::vector<float>& into = row(merge.into);
-      for (int64_t c = 0; c < dk + dv; ++c) {
-        const float share = c < dk ? merge.k_share : merge.v_share;
+      for (int64_t c = 0; c < dk; ++c) {
+        const float share = merge.k_shares.empty() ? merge.k_share : merge.k_shares[size_t(c)];
         into[size_t(c)] = share * into[size_t(c)] + (1.0f - share) * from[size_t(c)];
+      }
+      for (int64_t c = dk; c < dk + dv; ++c) {
+        into[size_t(c)] = merge.v_into * into[size_t(c)] + merge.v_from * from[size_t(c)];
       }
       open.erase(merge.from);
       cache_.write_fields(layer, head, merge.into, merge.pos, merge.bias, merge.count);
     }
-    for (const auto& [r, values] : open) cache_.write_row(layer, head, r, values.data(), values.data() + dk);
+    for (auto& [r, values] : open) {
+      if (choice.before_rope) impl_->rotate(layer, double(view.pos[r]), values.data(), 1, dk);
+      cache_.write_row(layer, head, r, values.data(), values.data() + dk);
+    }
+  });
+}
+
+// Turns the rows that are left to where the choice puts them.
+void KvSession::place_rows(int layer, const KeepChoice& choice) {
+  if (choice.positions.empty()) return;
+  load_views(layer);
+  impl_->pool.run(cache_.shape().kv_heads, [&](int64_t h, int) {
+    const KvHeadView& view = impl_->views[size_t(h)];
+    std::vector<float> key(size_t(view.dim_k));
+    for (int64_t r = 0; r < view.rows; ++r) {
+      const int32_t pos = choice.positions[size_t(h)][size_t(r)];
+      if (pos == view.pos[r]) continue;
+      cache_.read_row(layer, int(h), r, key.data(), nullptr);
+      impl_->rotate(layer, double(pos) - view.pos[r], key.data(), 1, view.dim_k);
+      cache_.write_row(layer, int(h), r, key.data(), nullptr);
+      cache_.write_fields(layer, int(h), r, pos, view.bias[r], view.count[r]);
+    }
   });
 }
 

@@ -11,7 +11,7 @@ namespace longkv {
 enum class StoreRotate { kNone, kBoth, kK, kV };  // Hadamard rotation before encoding
 
 // K and V apart. With a window, sinks or kivi types, only the rows between the first `sink` and the last `window` have
-// these types and the others are f16.
+// these types; the others are f16 where it is an encoding.
 struct StoreSpec {
   KvType k = KvType::kF16;
   KvType v = KvType::kF16;

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "grad/chunk_attention.h"
 #include "ops/weight.h"
-#include "train/chunk_attention.h"
 
 namespace longkv {
 

@@ -24,10 +24,10 @@
 #include <vector>
 
 #include "engine/session.h"
+#include "grad/chunk_model.h"
 #include "kv/mask/leank.h"
 #include "train/channel_counts.h"
 #include "train/channel_quadratic.h"
-#include "train/chunk_model.h"
 #include "train/directions.h"
 #include "train/lessons.h"
 

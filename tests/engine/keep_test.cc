@@ -79,8 +79,9 @@ INSTANTIATE_TEST_SUITE_P(Methods, KeepSession,
                                            "snapkv:budget=100", "pyramidkv:budget=100,window=8", "tova:budget=100",
                                            "h2o:budget=100", "expected_attention:budget=100,future=20",
                                            "adakv:budget=100", "adakv:scorer=expected,budget=100,future=20",
-                                           "keydiff:budget=100", "normmass:budget=100", "kvslimmer:budget=100",
-                                           "kvzip:keep_ratio=0.15,chunk=70"));
+                                           "keydiff:budget=100", "keydiff:budget=100,block=32", "normmass:budget=100",
+                                           "normmass:budget=100,bias=fit,link_score=cost", "kvslimmer:budget=100",
+                                           "asymkv:budget=100", "kvzip:keep_ratio=0.15,chunk=70"));
 
 }  // namespace
 }  // namespace longkv

@@ -60,6 +60,8 @@ const char* const kRecipes[] = {
     "duo:gates=\"GATES\",sink=4,window=20",
     "normmass:budget=40,sink=4,window=8",
     "kvslimmer:budget=40,sink=4,window=8",
+    "asymkv:budget=40,sink=4,window=8",
+    "asymkv-release:budget=40,sink=4",
     "kvzip:keep_ratio=0.5,chunk=64",
     "fastgen:recovery=0.5",
     "kivi2:window=32",

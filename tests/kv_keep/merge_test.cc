@@ -23,9 +23,17 @@ MergeRows random_rows(int64_t n, uint64_t seed, int64_t fixed_ends = 0) {
   return rows;
 }
 
+// One head.
+void merge_links(const KeepSpec& spec, int64_t budget, MergeRows& rows, std::vector<int64_t>& kept,
+                 std::vector<RowMerge>& merges) {
+  longkv::merge_links(spec, budget, {&rows, 1}, kept, {&merges, 1});
+}
+
 KeepSpec merging(KeepKeyWeight weight = KeepKeyWeight::kNorm, KeepBias bias = KeepBias::kEntropy) {
   KeepSpec spec = default_keep(KeepKind::kNormmass);
   spec.key_weight = weight;
+  spec.link_score = KeepLinkScore::kMass;
+  spec.max_count = 8;
   spec.merge_bias = bias;
   return spec;
 }
@@ -125,7 +133,7 @@ TEST(MergeLinks, EntropyBiasIsExactForItsQuery) {
     Row& into = values[size_t(m.into)];
     const Row& from = values[size_t(m.from)];
     into.z = m.k_share * into.z + (1 - m.k_share) * from.z;  // logits of a query are linear in keys
-    for (size_t c = 0; c < 3; ++c) into.v[c] = m.v_share * into.v[c] + (1 - m.v_share) * from.v[c];
+    for (size_t c = 0; c < 3; ++c) into.v[c] = m.v_into * into.v[c] + m.v_from * from.v[c];
   }
   const auto after = attend_rows(values, rows.bias, kept);
   EXPECT_NEAR(after.first / before.first, 1.0, 1e-5);  // shares are fp32
@@ -143,7 +151,7 @@ TEST(MergeLinks, CountBiasEqualsSumsOfValues) {
   std::vector<RowMerge> merges;
   merge_links(spec, 3, rows, kept, merges);
   for (const RowMerge& m : merges) {
-    v[size_t(m.into)] = m.v_share * v[size_t(m.into)] + (1 - m.v_share) * v[size_t(m.from)];
+    v[size_t(m.into)] = m.v_into * v[size_t(m.into)] + m.v_from * v[size_t(m.from)];
     sum[size_t(m.into)] += sum[size_t(m.from)];
   }
   double numerator = 0, biased = 0, denominator = 0;
@@ -164,6 +172,7 @@ TEST(MergeLinks, KeyShares) {
     rows.weight = {w1, w2, 0.1};
     rows.count = {1, 1, 100};  // the third row never merges first
     KeepSpec spec = merging(weight);
+    spec.norms = KeepNorms::kPooled;
     spec.max_count = 2;
     std::vector<int64_t> kept;
     std::vector<RowMerge> merges;

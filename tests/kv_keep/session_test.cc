@@ -143,7 +143,7 @@ TEST(KeptSession, MergedTwinsAreLossless) {
           if (!twin || input.heads[h].count[r - 1] > 1) {
             choice.rows[h].push_back(r);
           } else {
-            choice.merges[h].push_back({r - 1, r, 0.5f, 0.5f, std::log(2.0f), 2, input.heads[h].pos[r - 1]});
+            choice.merges[h].push_back({r - 1, r, 0.5f, {}, 0.5f, 0.5f, std::log(2.0f), 2, input.heads[h].pos[r - 1]});
           }
         }
       }

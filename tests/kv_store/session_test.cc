@@ -105,6 +105,26 @@ TEST(StoreSession, FullWindowIsF16BitForBit) {
   }
 }
 
+// A window has nothing to spare where rows are not encoded: all of them are held as they came.
+TEST(StoreSession, RowsThatAreNotEncodedKeepTheirTypeInTheWindow) {
+  ThreadPool pool(2);
+  const KvShape s = make_shape(2, 2, 3, 64);
+  const Tokens t(s, 130, 14);
+  for (const char* kv : {"store=f32(window=40,sink=4)", "store(k=f32,v=q8_0,window=40)", "store=bf16(window=40)"}) {
+    const Recipe recipe = parsed(kv);
+    auto session = make_session(s, recipe, 200, pool);
+    feed_prompt(*session, t, 0, 120, 50);
+    const KvTypes raw = session->cache().types();
+    EXPECT_EQ(raw.k, recipe.store.k) << kv;
+    EXPECT_EQ(raw.v, recipe.store.v == KvType::kQ8_0 ? KvType::kF16 : recipe.store.v) << kv;
+    const Tokens held = held_rows(*session, 0, t);
+    EXPECT_EQ(held.k == t.k, recipe.store.k == KvType::kF32) << kv;
+    EXPECT_EQ(held.v == t.v, recipe.store.v == KvType::kF32) << kv;
+    const auto out = decode_token(*session, t, 120);
+    expect_attends(s, held_rows(*session, 0, t), 120, out[0].data(), 1e-4, kv);
+  }
+}
+
 TEST(StoreSession, TokenByTokenEqualsAtOnce) {
   ThreadPool pool(2);
   const KvShape s = make_shape(2, 2, 2, 64);

@@ -20,6 +20,7 @@ Result<std::unique_ptr<Keeper>> make_keeper(const KeepSpec& spec, const KvShape&
     case KeepKind::kExpectedAttention: return make_expected_attention(spec, shape);
     case KeepKind::kAdakv: return make_adakv(spec, shape);
     case KeepKind::kDuo: return make_duo(spec, shape, model);
+    case KeepKind::kAsymkv: return make_asymkv(spec, shape);
     case KeepKind::kNormmass:
     case KeepKind::kKvslimmer: return make_merging(spec, shape);
     case KeepKind::kKvzip: return make_kvzip(spec, shape);

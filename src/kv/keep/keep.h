@@ -36,6 +36,13 @@ enum class KeepStep {
 // What a token is, as far as keepers care.
 enum class TokenClass : uint8_t { kOther, kSpecial, kPunctuation };
 
+enum class KeepScoring {
+  kNone,
+  kMass,      // masses and queries
+  kGradient,  // the gradient of the chunk's loss by the keys
+  kBoth,
+};
+
 // What a keeper wants to know of a prompt; nothing else is collected.
 struct KeepNeeds {
   static constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
@@ -47,6 +54,11 @@ struct KeepNeeds {
   KvRowFields fields;
   KeepStep step = KeepStep::kNone;
   bool every_chunk = false;  // act after every chunk of a prompt, on its queries; later chunks read what is left
+  // A pass of the next chunk through the whole model says how much the rows held matter to it (KeepScore), once a
+  // prompt is longer than `scored_above`.
+  KeepScoring scoring = KeepScoring::kNone;
+  bool before_chunk = false;  // with `scoring` and every_chunk: act before the chunk's rows come, on its scores
+  int64_t scored_above = 0;
   // Nothing is dropped until the prompt was read again in pieces of so many tokens; 0: it is not. See repeated().
   int64_t repeat_chunk = 0;
   bool token_classes = false;  // note_classes()
@@ -67,6 +79,14 @@ struct KeepStatistics {
   std::vector<double> product;  // [query heads][dim_k][dim_k], symmetric
 };
 
+// What a chunk's pass through the whole model says of one layer, over the rows held before it and then its own.
+struct KeepScore {
+  int64_t rows = 0;             // of each head, the chunk's own included
+  std::vector<float> mass;      // [query heads][rows]
+  KeepQueries queries;          // about 32, evenly spaced over the chunk
+  std::vector<float> gradient;  // [kv_heads][rows][dim_k], of the next tokens' mean loss; empty: there is none
+};
+
 // One layer when its prompt is complete, before anything is dropped.
 struct KeepInput {
   int layer = 0;
@@ -82,6 +102,8 @@ struct KeepInput {
   int64_t mass_queries = 0;  // queries that were there to give mass
   const KeepQueries* queries = nullptr;
   const KeepStatistics* statistics = nullptr;
+  const KeepScore* score = nullptr;  // of the last chunk, where KeepNeeds::scoring asks for it
+  bool last = false;                 // nothing of the prompt follows
   const KvRotate* rotate = nullptr;
   ThreadPool* pool = nullptr;
 };
@@ -90,8 +112,10 @@ struct KeepInput {
 struct RowMerge {
   int64_t into = 0;
   int64_t from = 0;
-  float k_share = 0.5f;  // k = k_share * k[into] + (1 - k_share) * k[from]
-  float v_share = 0.5f;
+  float k_share = 0.5f;         // k = k_share * k[into] + (1 - k_share) * k[from]
+  std::vector<float> k_shares;  // [dim_k], one share a channel instead; empty: k_share for all
+  float v_into = 0.5f;          // v = v_into * v[into] + v_from * v[from]
+  float v_from = 0.5f;
   float bias = 0.0f;
   uint16_t count = 2;
   int32_t pos = 0;
@@ -100,6 +124,9 @@ struct RowMerge {
 struct KeepChoice {
   std::vector<std::vector<int64_t>> rows;     // [kv_heads], ascending
   std::vector<std::vector<RowMerge>> merges;  // [kv_heads], or empty
+  bool before_rope = false;                   // merges turn keys back, mix them, and turn the result to its position
+  // [kv_heads], or empty: positions to which the kept rows are turned after the merges.
+  std::vector<std::vector<int32_t>> positions;
 };
 
 // One decoded token in one layer.

@@ -21,6 +21,7 @@ std::unique_ptr<Keeper> make_adakv(const KeepSpec& spec, const KvShape& shape);
 Result<std::unique_ptr<Keeper>> make_duo(const KeepSpec& spec, const KvShape& shape, const std::string& model);
 std::unique_ptr<Keeper> make_kvzip(const KeepSpec& spec, const KvShape& shape);
 std::unique_ptr<Keeper> make_fastgen(const KeepSpec& spec, const KvShape& shape);
+std::unique_ptr<Keeper> make_asymkv(const KeepSpec& spec, const KvShape& shape);
 // normmass and kvslimmer.
 std::unique_ptr<Keeper> make_merging(const KeepSpec& spec, const KvShape& shape);
 

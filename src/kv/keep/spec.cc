@@ -6,9 +6,10 @@ namespace longkv {
 
 namespace {
 // In the order of KeepKind.
-constexpr const char* kNames[] = {
-    "all",       "streaming",          "knorm", "keydiff", "random",  "snapkv", "tova",     "h2o",
-    "pyramidkv", "expected_attention", "adakv", "duo",     "fastgen", "kvzip",  "normmass", "kvslimmer"};
+constexpr const char* kNames[] = {"all",       "streaming", "knorm",   "keydiff",   "random",
+                                  "snapkv",    "tova",      "h2o",     "pyramidkv", "expected_attention",
+                                  "adakv",     "duo",       "fastgen", "kvzip",     "normmass",
+                                  "kvslimmer", "asymkv"};
 }  // namespace
 
 const char* keep_kind_name(KeepKind kind) { return kNames[size_t(kind)]; }
@@ -53,12 +54,16 @@ KeepSpec default_keep(KeepKind kind) {
     case KeepKind::kNormmass:
       spec.sink = 32;
       spec.window = 32;
+      spec.link_score = KeepLinkScore::kCost;
+      spec.max_count = 32;
       break;
-    case KeepKind::kKvslimmer:  // 2048 rows beside the sinks
+    case KeepKind::kKvslimmer:
+    case KeepKind::kAsymkv:  // 2048 rows beside the sinks
       spec.budget = 2080;
       spec.sink = 32;
       spec.window = 32;
-      spec.key_weight = KeepKeyWeight::kSlimmer;
+      spec.key_weight = kind == KeepKind::kAsymkv ? KeepKeyWeight::kMean : KeepKeyWeight::kSlimmer;
+      spec.running = kind == KeepKind::kAsymkv;
       spec.merge_bias = KeepBias::kCount;
       spec.gamma = 656.6;  // 4096 / ln 512
       spec.max_count = 0;

@@ -23,6 +23,7 @@ enum class KeepKind {
   kKvzip,
   kNormmass,
   kKvslimmer,
+  kAsymkv,
 };
 
 enum class KeepPool { kMax, kAvg };
@@ -30,8 +31,12 @@ enum class KeepReduce { kMean, kMax, kSum };                 // over the query h
 enum class KeepNormalise { kNone, kVisible };                // h2o: mass, or mass per query that could see the row
 enum class KeepScorer { kSnapkv, kExpected };                // adakv
 enum class KeepSafeguard { kMix, kMin };                     // adakv: blend with equal budgets, or a guaranteed minimum
-enum class KeepKeyWeight { kNorm, kMass, kMean, kSlimmer };  // normmass: share of a merged key
-enum class KeepBias { kEntropy, kCount };                    // normmass: log-bias of a merged row
+enum class KeepKeyWeight { kNorm, kMass, kMean, kSlimmer };  // merging: share of a merged key
+enum class KeepBias { kEntropy, kCount, kFit };              // merging: log-bias of a merged row
+enum class KeepLinkScore { kMass, kCost };                   // merging: which links go first
+enum class KeepLinks { kDisjoint, kChained };                // merging: may links share a row, which loses tokens
+enum class KeepScope { kHead, kLayer };                      // merging: links per KV head, or one choice for a layer
+enum class KeepNorms { kQuery, kPooled, kRelease };          // kvslimmer: where |v - o| comes from
 
 struct KeepSpec {
   KeepKind kind = KeepKind::kAll;
@@ -67,12 +72,26 @@ struct KeepSpec {
   double heavy = 0.3;
   double local = 0.3;
 
+  int64_t block = 0;  // keydiff: rows are dropped after every so many tokens; 0: once, over all
+
   int64_t chunk = 2048;  // kvzip: tokens read again at a time
   bool layerwise = false;
-  double gamma = 0;       // normmass: newer links are merged more readily by exp(-place / gamma); 0: off
-  int64_t max_count = 8;  // normmass
+
+  // Merging (kv/keep/merge.h).
+  double gamma = 0;       // newer links are merged more readily by exp(-place / gamma); 0: off
+  int64_t max_count = 8;  // links above so many tokens are left out; 0: none
   KeepKeyWeight key_weight = KeepKeyWeight::kNorm;
   KeepBias merge_bias = KeepBias::kEntropy;
+  KeepLinkScore link_score = KeepLinkScore::kMass;
+  KeepLinks links = KeepLinks::kDisjoint;
+  KeepScope scope = KeepScope::kHead;
+  KeepNorms norms = KeepNorms::kQuery;
+  int64_t clip = 0;              // counts end here, values and masses do not; 0: no end
+  bool count_factor = true;      // a link's score is multiplied by its tokens
+  bool running = false;          // weights are means over the chunks that a row has met
+  bool before_rope = false;      // keys are merged before RoPE and turned to the position of the last token
+  bool count_positions = false;  // rows lie as far back as the counts of those after them say
+  bool reread = false;           // a chunk is passed twice: for scores, then over the merged rows
 
   bool evicts() const { return kind != KeepKind::kAll; }
   bool operator==(const KeepSpec&) const = default;

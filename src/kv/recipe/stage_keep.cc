@@ -11,14 +11,16 @@ namespace {
 constexpr KeepKind kKinds[] = {
     KeepKind::kAll,    KeepKind::kStreaming, KeepKind::kKnorm,    KeepKind::kKeydiff,   KeepKind::kRandom,
     KeepKind::kSnapkv, KeepKind::kTova,      KeepKind::kH2o,      KeepKind::kPyramidkv, KeepKind::kExpectedAttention,
-    KeepKind::kAdakv,  KeepKind::kDuo,       KeepKind::kNormmass, KeepKind::kKvslimmer, KeepKind::kKvzip,
-    KeepKind::kFastgen};
+    KeepKind::kAdakv,  KeepKind::kDuo,       KeepKind::kNormmass, KeepKind::kKvslimmer, KeepKind::kAsymkv,
+    KeepKind::kKvzip,  KeepKind::kFastgen};
 
 constexpr const char* kBudgeted =
-    " knorm keydiff random snapkv tova h2o pyramidkv expected_attention adakv normmass kvslimmer ";
-constexpr const char* kWindowed = " knorm keydiff random snapkv pyramidkv expected_attention adakv normmass kvslimmer ";
+    " knorm keydiff random snapkv tova h2o pyramidkv expected_attention adakv normmass kvslimmer asymkv ";
+constexpr const char* kWindowed =
+    " knorm keydiff random snapkv pyramidkv expected_attention adakv normmass kvslimmer asymkv ";
 constexpr const char* kVoted = " snapkv pyramidkv adakv ";
-constexpr const char* kMerging = " normmass kvslimmer ";
+constexpr const char* kMerging = " normmass kvslimmer asymkv ";
+constexpr const char* kSampling = " normmass kvslimmer ";
 constexpr const char* kExpected = " expected_attention adakv ";
 
 // A budget in rows and one as a share exclude each other: giving one takes the other back.
@@ -59,7 +61,7 @@ const RecipeField kFields[] = {
     LONGKV_COUNT_FIELD("sink", " streaming duo ", 0, kMaxRecipeRows, true, keep.sink),
     LONGKV_COUNT_FIELD("sink", kBudgeted, 0, kMaxRecipeRows, false, keep.sink),
     LONGKV_COUNT_FIELD("window", " streaming duo ", 1, kMaxRecipeRows, true, keep.window),
-    LONGKV_COUNT_FIELD("window", " knorm keydiff random expected_attention adakv normmass kvslimmer ", 0,
+    LONGKV_COUNT_FIELD("window", " knorm keydiff random expected_attention adakv normmass kvslimmer asymkv ", 0,
                        kMaxRecipeRows, false, keep.window),
     LONGKV_COUNT_FIELD("window", " snapkv pyramidkv ", 1, 4096, false, keep.window),
     LONGKV_WORD_FIELD("positions", " streaming ", "absolute cache", false, keep.cache_positions),
@@ -80,10 +82,22 @@ const RecipeField kFields[] = {
     LONGKV_WORD_FIELD("normalise", " adakv ", "false true", false, keep.normalise_heads),
     LONGKV_TEXT_FIELD("gates", " duo ", true, keep.gates),
     LONGKV_REAL_FIELD("ratio", " duo ", 0, 1, true, keep.streaming_share),
-    LONGKV_WORD_FIELD("key_weight", kMerging, "norm mass mean slimmer", false, keep.key_weight),
-    LONGKV_WORD_FIELD("bias", kMerging, "entropy count", false, keep.merge_bias),
+    LONGKV_COUNT_FIELD("block", " keydiff ", 0, kMaxRecipeRows, false, keep.block),
+    LONGKV_WORD_FIELD("key_weight", kSampling, "norm mass mean slimmer", false, keep.key_weight),
+    LONGKV_WORD_FIELD("bias", kSampling, "entropy count fit", false, keep.merge_bias),
+    LONGKV_WORD_FIELD("bias", " asymkv ", "entropy count", false, keep.merge_bias),
+    LONGKV_WORD_FIELD("link_score", kSampling, "mass cost", false, keep.link_score),
+    LONGKV_WORD_FIELD("norms", kSampling, "query pooled release", false, keep.norms),
     LONGKV_REAL_FIELD("gamma", kMerging, 0, 1e9, false, keep.gamma),
     LONGKV_COUNT_FIELD("max_count", kMerging, 0, 65535, false, keep.max_count),
+    LONGKV_WORD_FIELD("links", kMerging, "disjoint chained", false, keep.links),
+    LONGKV_WORD_FIELD("scope", kMerging, "head layer", false, keep.scope),
+    LONGKV_COUNT_FIELD("clip", kMerging, 0, 65535, false, keep.clip),
+    LONGKV_WORD_FIELD("count_factor", kMerging, "false true", false, keep.count_factor),
+    LONGKV_WORD_FIELD("running", " kvslimmer asymkv ", "false true", false, keep.running),
+    LONGKV_WORD_FIELD("rope", kMerging, "after before", false, keep.before_rope),
+    LONGKV_WORD_FIELD("positions", kMerging, "absolute count", false, keep.count_positions),
+    LONGKV_WORD_FIELD("reread", kMerging, "false true", false, keep.reread),
     LONGKV_REAL_FIELD("keep_ratio", " kvzip ", 0, 1, true, keep.keep_ratio),
     LONGKV_COUNT_FIELD("sink", " kvzip ", 0, kMaxRecipeRows, false, keep.sink),
     LONGKV_COUNT_FIELD("chunk", " kvzip ", 1, 1 << 20, false, keep.chunk),
@@ -107,6 +121,12 @@ const RecipePreset kPresets[] = {
     {"duo", "keep=duo"},
     {"normmass", "keep=normmass"},
     {"kvslimmer", "keep=kvslimmer"},
+    {"kvslimmer-release",
+     "keep=kvslimmer(window=0,norms=release,links=chained,scope=layer,clip=5,count_factor=false,running=true,"
+     "rope=before,positions=count,reread=true)"},
+    {"asymkv", "keep=asymkv"},
+    {"asymkv-release",
+     "keep=asymkv(window=0,links=chained,scope=layer,clip=5,rope=before,positions=count,reread=true)"},
     {"kvzip", "keep=kvzip"},
     {"fastgen", "keep=fastgen"},
 };
@@ -129,6 +149,35 @@ Status check_budget(const KeepSpec& keep) {
                 "keep={}: budget={} leaves no row to choose beside {} that always stay (sink={}, window={}); nearest "
                 "legal: budget={}, or a smaller sink or window",
                 name, keep.budget, forced, keep.sink, keep.window, forced + 1);
+  }
+  return {};
+}
+
+Status check_merging(const KeepSpec& keep) {
+  const char* name = keep_kind_name(keep.kind);
+  const bool slimmer = keep.key_weight == KeepKeyWeight::kSlimmer;
+  if (keep.before_rope && (keep.merge_bias == KeepBias::kFit || keep.link_score == KeepLinkScore::kCost)) {
+    return fail(Code::kInvalidArgument,
+                "keep={}: bias=fit and link_score=cost foresee the scores of a mixed key, which follow from those of "
+                "its parts only where keys are mixed after RoPE; nearest legal: rope=after",
+                name);
+  }
+  if (keep.norms != KeepNorms::kQuery && !slimmer) {
+    return fail(Code::kInvalidArgument,
+                "keep={}: norms say how key_weight=slimmer measures distances, other weights have none; nearest legal: "
+                "norms=query, or key_weight=slimmer",
+                name);
+  }
+  if (keep.running && slimmer && keep.norms != KeepNorms::kRelease) {
+    return fail(Code::kInvalidArgument,
+                "keep={}: running=true is a mean of the weights that norms=release gives rows; nearest legal: "
+                "running=false, or norms=release",
+                name);
+  }
+  if (keep.clip > 0 && keep.merge_bias != KeepBias::kCount) {
+    return fail(Code::kInvalidArgument,
+                "keep={}: clip={} ends counts, which count only with bias=count; nearest legal: clip=0, or bias=count",
+                name, keep.clip);
   }
   return {};
 }
@@ -166,6 +215,7 @@ Status validate(const Recipe& recipe) {
                 "legal: window=32, or scorer=expected");
   }
   if (contains(kBudgeted, name)) LONGKV_TRY(check_budget(keep));
+  if (contains(kMerging, name)) LONGKV_TRY(check_merging(keep));
   if (contains(kVoted, name) && keep.kernel % 2 == 0) {
     return fail(Code::kInvalidArgument, "keep={}: kernel={} has no middle; nearest legal: kernel={}", name, keep.kernel,
                 keep.kernel + 1);

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -30,17 +31,18 @@ struct ChunkAttention {
   int dim_k = 0;
   int dim_v = 0;
   float scale = 1.0f;
-  int64_t window = 0;              // tokens a query sees, its own included; 0 = all
-  std::vector<KvHeadView> prompt;  // [kv_heads], fp32 rows
-  RowRange middle;                 // of the prompt; empty: no old rows
-  const float* mix = nullptr;      // [kv_heads][dim_k][dim_k]; nullptr: identity
-  bool compensate = false;         // the mean of old keys makes up for what mix takes away
-  std::span<const OldHead> heads;  // [kv_heads]; empty: none is removed
-  bool without_middle = false;     // old rows do not exist
-  int64_t tokens = 0;              // of the chunk
-  const float* q = nullptr;        // [tokens][kv_heads * group][dim_k], turned by RoPE
-  const float* k = nullptr;        // [tokens][kv_heads][dim_k]
-  const float* v = nullptr;        // [tokens][kv_heads][dim_v]
+  int64_t window = 0;                                 // tokens a query sees, its own included; 0 = all
+  std::vector<KvHeadView> prompt;                     // [kv_heads], fp32 rows, with their biases if they have any
+  std::shared_ptr<const std::vector<float>> decoded;  // owns the rows that `prompt` points to where none hold fp32
+  RowRange middle;                                    // of the prompt; empty: no old rows
+  const float* mix = nullptr;                         // [kv_heads][dim_k][dim_k]; nullptr: identity
+  bool compensate = false;                            // the mean of old keys makes up for what mix takes away
+  std::span<const OldHead> heads;                     // [kv_heads]; empty: none is removed
+  bool without_middle = false;                        // old rows do not exist
+  int64_t tokens = 0;                                 // of the chunk
+  const float* q = nullptr;                           // [tokens][kv_heads * group][dim_k], turned by RoPE
+  const float* k = nullptr;                           // [tokens][kv_heads][dim_k]
+  const float* v = nullptr;                           // [tokens][kv_heads][dim_v]
 };
 
 // Over rows of the middle, [dim_k].
@@ -54,10 +56,17 @@ struct ChunkAttentionGradient {
   float* dk;    // [tokens][kv_heads][dim_k], set
   float* dv;    // [tokens][kv_heads][dim_v], set
   float* dmix;  // [kv_heads][dim_k][dim_k], added to; nullptr: not wanted
+  // [kv_heads][prompt rows][dim_k], set: of the prompt's keys, where no row is old and heads have equally many;
+  // nullptr: not wanted
+  float* dprompt = nullptr;
 };
 
 // `out` and `lse` are those of attend_chunk, `dout` the gradient of `out`.
 void attend_chunk_backward(const ChunkAttention& a, const float* out, const float* lse, const float* dout,
                            const ChunkAttentionGradient& gradient, ThreadPool& pool);
+
+// Softmax mass that rows get from the chunk, summed over its queries: mass [query heads][prompt rows + tokens], set.
+// Heads have equally many rows, none is old.
+void chunk_mass(const ChunkAttention& a, const float* lse, float* mass, ThreadPool& pool);
 
 }  // namespace longkv

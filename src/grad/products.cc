@@ -1,4 +1,4 @@
-#include "train/products.h"
+#include "grad/products.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,8 @@
 // A chunk of tokens through the whole model behind a prompt whose keys and values do not change, and the gradient of a
 // loss on the final hidden states with respect to what is learned: LeanK's alpha per K channel or DuoAttention's gate
 // per KV head. Products in fp32. Nothing is propagated into the prompt: its rows do not depend on what is learned, so
-// the gradient is exact where only the chunk's queries meet masked keys.
+// the gradient is exact where only the chunk's queries meet masked keys. The gradient by the prompt's keys, in each
+// layer, can be had too.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +11,10 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "grad/chunk_attention.h"
 #include "kv/cache.h"
 #include "model/model.h"
 #include "ops/matmul.h"
-#include "train/chunk_attention.h"
 
 namespace longkv {
 
@@ -23,7 +24,8 @@ enum class OldRows {
   kGates,  // values: gate [layers][kv_heads]; out = gate * teacher's out + (1 - gate) * out without old rows
 };
 
-// The document before a chunk: the first `rows` rows of a cache in fp32, of which `middle` are old.
+// The document before a chunk: the first `rows` tokens of a cache, of which `middle` are old. Where rows were evicted
+// or merged, all that a cache has left. Rows of other types than fp32 are decoded.
 struct ChunkPrompt {
   const KvCache& cache;
   int64_t rows;
@@ -62,17 +64,24 @@ struct ChunkTape {
 
 class ChunkModel {
  public:
+  // `products` are those of the forward pass; the backward pass is fp32.
   // Errors: kUnsupported for models whose attention caps its scores.
   static Result<std::unique_ptr<ChunkModel>> create(std::shared_ptr<const LoadedModel> model, int64_t context,
-                                                    ThreadPool& pool);
+                                                    ThreadPool& pool, ProductType products = ProductType::kF32);
 
   // Layers with a sliding window have no old rows.
-  // Errors: kInvalidArgument (ids, a cache of another type or without rows that a window sees).
+  // Errors: kInvalidArgument (ids).
   Status forward(const ChunkPrompt& prompt, std::span<const int32_t> ids, const OldMask& mask, ChunkTape& tape);
 
-  // dfinal: gradient of tape.final. Adds that of the mask's values to dvalues.
+  // dfinal: gradient of tape.final. Adds that of the mask's values to dvalues. With `keys`, which then gets a layer
+  // each, also the gradient by the keys of full attention as they were attended, RoPE applied: [kv_heads][rows held,
+  // then the chunk's][dim_k]; empty for layers with a sliding window.
   void backward(const ChunkPrompt& prompt, const OldMask& mask, const ChunkTape& tape, const float* dfinal,
-                float* dvalues);
+                float* dvalues, std::vector<std::vector<float>>* keys = nullptr);
+
+  // Mean cross-entropy of the chunk's tokens but the first, each predicted from the one before, and its gradient by
+  // tape.final. NaN without two tokens.
+  double next_token_loss(const ChunkTape& tape, std::span<const int32_t> ids, float* dfinal);
 
   // Mean over `rows` rows of KL(teacher || student) of the next token, from final hidden states [rows][dim]; its
   // gradient by the student's is written to dfinal unless that is nullptr.
@@ -91,9 +100,10 @@ class ChunkModel {
   bool learns(int layer) const { return config().window.empty() || config().window[size_t(layer)] == 0; }
 
  private:
-  ChunkModel(std::shared_ptr<const LoadedModel> model, int64_t context, ThreadPool& pool);
+  ChunkModel(std::shared_ptr<const LoadedModel> model, int64_t context, ThreadPool& pool, ProductType products);
   const RopeTable& rope_of(int layer) const;
   void product(const Weight& w, const float* x, int64_t tokens, float* y);
+  void decode_rows_of(ChunkAttention& a) const;
   void unturn(int layer, float* x, int64_t tokens, int heads, int64_t first_position);
 
   std::shared_ptr<const LoadedModel> model_;

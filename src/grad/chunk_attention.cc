@@ -1,4 +1,4 @@
-#include "train/chunk_attention.h"
+#include "grad/chunk_attention.h"
 
 #include <algorithm>
 #include <cmath>
@@ -115,6 +115,11 @@ void tile_scores(const ChunkAttention& a, const Piece& p, const Rows& rows, cons
   const std::vector<float>& queries = p.old ? head.old : head.full;
   transpose(rows.k + row * rows.k_stride, n, a.dim_k, rows.k_stride, keys, kTile);
   for (int64_t i = 0; i < n_q; ++i) std::fill_n(s + i * kTile, n, p.old ? head.shift[size_t(i)] : 0.0f);
+  if (const float* bias = p.chunk ? nullptr : a.prompt[size_t(p.head)].bias; bias != nullptr) {
+    for (int64_t i = 0; i < n_q; ++i) {
+      for (int64_t j = 0; j < n; ++j) s[i * kTile + j] += bias[row + j];
+    }
+  }
   gemm_add(n_q, n, a.dim_k, queries.data(), a.dim_k, keys, kTile, s, kTile);
   const int64_t offset = p.chunk ? a.prompt[size_t(p.head)].rows : 0;
   for (int64_t t = 0; t < a.tokens; ++t) {
@@ -175,7 +180,7 @@ struct PieceGradient {
 };
 
 void backward_piece(const ChunkAttention& a, const Piece& p, const HeadQueries& queries, const float* lse,
-                    const float* delta, const std::vector<float>& u, PieceGradient& out) {
+                    const float* delta, const std::vector<float>& u, float* dprompt, PieceGradient& out) {
   const int64_t n_q = a.tokens * a.group;
   out.r.assign(size_t(n_q * a.dim_k), 0.0f);
   out.w.assign(size_t(n_q), 0.0f);
@@ -210,11 +215,10 @@ void backward_piece(const ChunkAttention& a, const Piece& p, const HeadQueries& 
       }
     }
     gemm_add(n_q, a.dim_k, n, s.data(), kTile, rows.k + row * rows.k_stride, rows.k_stride, out.r.data(), a.dim_k);
-    if (p.chunk) {
-      transpose(s.data(), n_q, n, kTile, flipped.data(), n_q);
-      gemm_add(n, a.dim_k, n_q, flipped.data(), n_q, queries.full.data(), a.dim_k, out.dk.data() + row * a.dim_k,
-               a.dim_k);
-    }
+    float* dk = p.chunk ? out.dk.data() : dprompt;
+    if (dk == nullptr) continue;
+    transpose(s.data(), n_q, n, kTile, flipped.data(), n_q);
+    gemm_add(n, a.dim_k, n_q, flipped.data(), n_q, queries.full.data(), a.dim_k, dk + row * a.dim_k, a.dim_k);
   }
 }
 
@@ -299,10 +303,13 @@ void attend_chunk_backward(const ChunkAttention& a, const float* out, const floa
     }
   });
   std::vector<PieceGradient> parts(pieces.size());
+  const int64_t prompt_values = a.prompt[0].rows * a.dim_k;  // of a head
+  if (gradient.dprompt != nullptr) std::fill_n(gradient.dprompt, a.kv_heads * prompt_values, 0.0f);
   pool.run(int64_t(pieces.size()), [&](int64_t i, int) {
     const Piece& p = pieces[size_t(i)];
     const Head& head = heads[size_t(p.head)];
-    backward_piece(a, p, head.queries, head.lse.data(), head.delta.data(), head.u, parts[size_t(i)]);
+    backward_piece(a, p, head.queries, head.lse.data(), head.delta.data(), head.u,
+                   gradient.dprompt == nullptr ? nullptr : gradient.dprompt + p.head * prompt_values, parts[size_t(i)]);
   });
   pool.run(a.kv_heads, [&](int64_t h, int) {
     const int64_t n_q = a.tokens * a.group;
@@ -348,6 +355,30 @@ void attend_chunk_backward(const ChunkAttention& a, const float* out, const floa
       for (size_t c = 0; c < dim; ++c) {
         const float mean = queries.mean.empty() ? 0.0f : w_old[size_t(i)] * queries.mean[c];
         gradient.dq[at + int64_t(c)] = a.scale * (old[size_t(i) * dim + c] + mean + r_full[size_t(i) * dim + c]);
+      }
+    }
+  });
+}
+
+void chunk_mass(const ChunkAttention& a, const float* lse, float* mass, ThreadPool& pool) {
+  const std::vector<Piece> pieces = pieces_of(a);
+  const int64_t n_q = a.tokens * a.group, before = a.prompt[0].rows, width = before + a.tokens;
+  std::fill_n(mass, int64_t(a.kv_heads) * a.group * width, 0.0f);
+  pool.run(int64_t(pieces.size()), [&](int64_t i, int) {
+    const Piece& p = pieces[size_t(i)];
+    const HeadQueries queries = gather_queries(a, p.head);
+    const std::vector<float> own = gather(a, lse, p.head, 1);
+    const Rows rows = rows_of_piece(a, p);
+    std::vector<float> s(size_t(n_q * kTile)), keys(size_t(a.dim_k * kTile));
+    for (int64_t row = p.begin; row < p.end; row += kTile) {
+      const int64_t n = std::min(kTile, p.end - row);
+      tile_scores(a, p, rows, queries, row, n, keys.data(), s.data());
+      for (int64_t q = 0; q < n_q; ++q) {
+        float* line = s.data() + q * kTile;
+        for (int64_t j = 0; j < n; ++j) line[j] = std::min(line[j] - own[size_t(q)], 0.0f);
+        exp_nonpositive(line, line, n);
+        float* to = mass + (int64_t(p.head) * a.group + q % a.group) * width + (p.chunk ? before : 0) + row;
+        for (int64_t j = 0; j < n; ++j) to[j] += line[j];
       }
     }
   });

@@ -1,5 +1,5 @@
 // The hand-written backward pass against differences of the forward pass, and the forward pass against a session's.
-#include "train/chunk_model.h"
+#include "grad/chunk_model.h"
 
 #include <gtest/gtest.h>
 
@@ -22,12 +22,12 @@ struct Scene {
   std::vector<int32_t> chunk;
 };
 
-Scene scene_of(const std::string& name, ThreadPool& pool) {
+Scene scene_of(const std::string& name, ThreadPool& pool, const std::string& kv = "store=f32") {
   Scene s;
   s.model = *LoadedModel::load(test::tiny_model(name));
   SessionOptions options;
   options.context = 256;
-  options.recipe = *parse_recipe("store=f32");
+  options.recipe = *parse_recipe(kv);
   options.products = ProductType::kF32;
   s.session = std::move(Session::create(s.model, options, pool)).value();
   std::mt19937 rng(3);
@@ -223,6 +223,179 @@ TEST(ChunkModel, DivergenceAndItsGradient) {
       sides[side] = (*model)->divergence(teacher.data(), moved.data(), kRows, nullptr);
     }
     EXPECT_NEAR((sides[0] - sides[1]) / 0.02, inner(gradient, direction), 2e-3 * std::abs(inner(gradient, direction)));
+  }
+}
+
+// Merged and rounded rows are what a session attends too.
+TEST(ChunkModel, MergedRowsGiveTheSessionsLogits) {
+  ThreadPool pool(2);
+  for (const std::string& name : test::tiny_goldens()) {
+    for (const char* store : {"f32", "f16"}) {
+      Scene s = scene_of(name, pool, std::string("normmass:budget=60,sink=4,window=8+store=") + store);
+      auto model = std::move(ChunkModel::create(s.model, 256, pool)).value();
+      ChunkTape tape;
+      ASSERT_TRUE(model->forward({s.session->kv().cache(), kPrompt, {}}, s.chunk, {}, tape).ok());
+      const ModelConfig& c = s.model->config();
+      std::vector<float> logits(size_t(c.vocab));
+      Matmul matmul(pool, ProductType::kF32);
+      MatmulInput input;
+      input.reset(tape.final.data() + (kChunk - 1) * c.dim, 1, c.dim);
+      matmul.run(s.model->weights().output, input, logits.data(), c.vocab);
+      if (c.final_softcap > 0) softcap_in_place(logits.data(), c.final_softcap, c.vocab, pool);
+      ASSERT_TRUE(s.session->prefill(s.chunk).ok());
+      double difference = 0, norm = 0;
+      for (size_t i = 0; i < logits.size(); ++i) {
+        difference += std::pow(double(logits[i]) - s.session->logits()[i], 2);
+        norm += std::pow(double(logits[i]), 2);
+      }
+      // The session rounds the chunk's own rows to f16 as well.
+      EXPECT_LT(std::sqrt(difference / norm), store == std::string("f32") ? 1e-5 : 2e-3) << name;
+    }
+  }
+}
+
+TEST(ChunkModel, NextTokenLossAndItsGradient) {
+  ThreadPool pool(2);
+  for (const char* name : {"llama", "gemma3-linear-softcap"}) {
+    Scene s = scene_of(name, pool);
+    const ModelConfig& c = s.model->config();
+    auto model = std::move(ChunkModel::create(s.model, 256, pool)).value();
+    ChunkTape tape;
+    tape.tokens = 70;  // more than are multiplied at once
+    std::vector<int32_t> ids;
+    for (int64_t i = 0; i < tape.tokens; ++i) ids.push_back(int32_t(i * 7 % c.vocab));
+    tape.final = random_values(tape.tokens * c.dim, -2, 2, 5);
+    std::vector<float> gradient(tape.final.size()), scratch(tape.final.size());
+    const double loss = model->next_token_loss(tape, ids, gradient.data());
+    double expected = 0;
+    std::vector<float> row(size_t(c.dim));
+    for (int64_t t = 0; t + 1 < tape.tokens; ++t) {
+      double sum = 0, right = 0;
+      for (int64_t v = 0; v < c.vocab; ++v) {
+        dequantize(s.model->weights().output.type, s.model->weights().output.row(v), row.data(), c.dim);
+        double z = 0;
+        for (int64_t i = 0; i < c.dim; ++i) z += double(row[size_t(i)]) * tape.final[size_t(t * c.dim + i)];
+        if (c.final_softcap > 0) z = c.final_softcap * std::tanh(z / c.final_softcap);
+        sum += std::exp(z);
+        if (v == ids[size_t(t + 1)]) right = z;
+      }
+      expected += (std::log(sum) - right) / double(tape.tokens - 1);
+    }
+    EXPECT_NEAR(loss, expected, 1e-5 * expected);
+    const std::vector<float> direction = random_values(tape.tokens * c.dim, -1, 1, 6), kept = tape.final;
+    double sides[2];
+    for (int side = 0; side < 2; ++side) {
+      for (size_t i = 0; i < kept.size(); ++i) tape.final[i] = kept[i] + (side == 0 ? 0.01f : -0.01f) * direction[i];
+      sides[side] = model->next_token_loss(tape, ids, scratch.data());
+    }
+    EXPECT_NEAR((sides[0] - sides[1]) / 0.02, inner(gradient, direction), 2e-3 * std::sqrt(inner(gradient, gradient)));
+    tape.tokens = 1;
+    EXPECT_TRUE(std::isnan(model->next_token_loss(tape, {ids.data(), 1}, scratch.data())));
+  }
+}
+
+// The loss of a chunk by the keys that it finds, merged ones with a bias among them, in every family.
+TEST(ChunkModel, KeyGradientEqualsDifferences) {
+  ThreadPool pool(2);
+  for (const std::string& name : test::tiny_goldens()) {
+    Scene s = scene_of(name, pool, "normmass:budget=60,sink=4,window=8+store=f32");
+    auto model = std::move(ChunkModel::create(s.model, 256, pool)).value();
+    const ModelConfig& c = s.model->config();
+    KvCache& cache = const_cast<KvCache&>(s.session->kv().cache());
+    const ChunkPrompt prompt{cache, kPrompt, {}};
+    ChunkTape tape;
+    std::vector<float> dfinal(size_t(kChunk * c.dim)), scratch(dfinal.size());
+    const auto loss_of = [&] {
+      EXPECT_TRUE(model->forward(prompt, s.chunk, {}, tape).ok());
+      return model->next_token_loss(tape, s.chunk, scratch.data());
+    };
+    ASSERT_TRUE(model->forward(prompt, s.chunk, {}, tape).ok());
+    model->next_token_loss(tape, s.chunk, dfinal.data());
+    std::vector<std::vector<float>> keys;
+    model->backward(prompt, {}, tape, dfinal.data(), nullptr, &keys);
+    ASSERT_EQ(int64_t(keys.size()), c.layers);
+    for (int layer = 0; layer < c.layers; ++layer) {
+      const std::vector<float>& gradient = keys[size_t(layer)];
+      if (!model->learns(layer)) {
+        EXPECT_TRUE(gradient.empty());
+        continue;
+      }
+      const int64_t rows = cache.rows(layer).v, dim = c.head_dim_k;
+      ASSERT_EQ(rows, 60);
+      ASSERT_EQ(int64_t(gradient.size()), c.kv_heads * (rows + kChunk) * dim);
+      const std::vector<float> direction = random_values(c.kv_heads * rows * dim, -1, 1, uint32_t(50 + layer));
+      std::vector<float> key(static_cast<size_t>(dim));
+      const auto move = [&](float step) {
+        for (int h = 0; h < c.kv_heads; ++h) {
+          for (int64_t r = 0; r < rows; ++r) {
+            cache.read_row(layer, h, r, key.data(), nullptr);
+            for (int64_t i = 0; i < dim; ++i) key[size_t(i)] += step * direction[size_t((h * rows + r) * dim + i)];
+            cache.write_row(layer, h, r, key.data(), nullptr);
+          }
+        }
+      };
+      double expected = 0, size = 0;
+      for (int h = 0; h < c.kv_heads; ++h) {
+        for (int64_t i = 0; i < rows * dim; ++i) {
+          const double g = gradient[size_t(h * (rows + kChunk) * dim + i)];
+          expected += g * direction[size_t(h * rows * dim + i)];
+          size += g * g;
+        }
+      }
+      const auto difference_at = [&](float step) {
+        move(step);
+        const double up = loss_of();
+        move(-2 * step);
+        const double down = loss_of();
+        move(step);
+        return (up - down) / (2.0 * step);
+      };
+      const double coarse = difference_at(0.1f), fine = difference_at(0.05f);
+      ASSERT_GT(size, 0.0) << name;
+      EXPECT_NEAR((4 * fine - coarse) / 3, expected,
+                  0.2 * std::abs(fine - coarse) + 1e-2 * std::sqrt(size) + 1e-3 * std::abs(expected))
+          << name << " layer " << layer << ", |gradient| " << std::sqrt(size);
+    }
+  }
+}
+
+// What rows get sums to one for every query, and is what attention over them gives.
+TEST(ChunkModel, MassOfAChunk) {
+  ThreadPool pool(2);
+  Scene s = scene_of("llama", pool, "normmass:budget=60,sink=4,window=8+store=f32");
+  auto model = std::move(ChunkModel::create(s.model, 256, pool)).value();
+  const ModelConfig& c = s.model->config();
+  const ChunkPrompt prompt{s.session->kv().cache(), kPrompt, {}};
+  ChunkTape tape;
+  ASSERT_TRUE(model->forward(prompt, s.chunk, {}, tape).ok());
+  const LayerTape& y = tape.layers[1];
+  const int64_t rows = 60 + kChunk, dim = c.head_dim_k;
+  std::vector<float> mass(size_t(c.heads * rows));
+  chunk_mass(model->attention_of(1, prompt, {}, y, kChunk), y.lse.data(), mass.data(), pool);
+  for (int j = 0; j < c.heads; ++j) {
+    const int h = j / (c.heads / c.kv_heads);
+    const KvHeadView view = s.session->kv().cache().view(1, h);
+    std::vector<double> expected(size_t(rows), 0.0);
+    for (int64_t t = 0; t < kChunk; ++t) {
+      const float* q = y.q.data() + (t * c.heads + j) * dim;
+      std::vector<double> w;
+      double sum = 0;
+      for (int64_t r = 0; r < 60 + t + 1; ++r) {
+        const float* k = r < 60 ? reinterpret_cast<const float*>(view.k + r * view.k_stride)
+                                : y.k.data() + ((r - 60) * c.kv_heads + h) * dim;
+        double z = 0;
+        for (int64_t i = 0; i < dim; ++i) z += double(q[i]) * k[i];
+        w.push_back(std::exp(c.attn_scale * z + (r < 60 ? view.bias[r] : 0)));
+        sum += w.back();
+      }
+      for (size_t r = 0; r < w.size(); ++r) expected[r] += w[r] / sum;
+    }
+    double total = 0;
+    for (int64_t r = 0; r < rows; ++r) {
+      total += mass[size_t(j * rows + r)];
+      ASSERT_NEAR(mass[size_t(j * rows + r)], expected[size_t(r)], 2e-5) << j << " " << r;
+    }
+    EXPECT_NEAR(total, double(kChunk), 1e-3);
   }
 }
 

@@ -1,30 +1,32 @@
-#include "train/chunk_model.h"
+#include "grad/chunk_model.h"
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
+#include "grad/products.h"
+#include "kv/codec/codec.h"
+#include "kv/layout.h"
 #include "ops/elementwise.h"
 #include "ops/norm.h"
-#include "train/products.h"
 
 namespace longkv {
 
 Result<std::unique_ptr<ChunkModel>> ChunkModel::create(std::shared_ptr<const LoadedModel> model, int64_t context,
-                                                       ThreadPool& pool) {
+                                                       ThreadPool& pool, ProductType products) {
   if (model->config().attn_softcap > 0.0f) {
-    return fail(Code::kUnsupported, "learning needs attention whose scores are not capped; {} caps them at {}",
+    return fail(Code::kUnsupported, "a gradient needs attention whose scores are not capped; {} caps them at {}",
                 model->config().family, model->config().attn_softcap);
   }
-  return std::unique_ptr<ChunkModel>(new ChunkModel(std::move(model), context, pool));
+  return std::unique_ptr<ChunkModel>(new ChunkModel(std::move(model), context, pool, products));
 }
 
-ChunkModel::ChunkModel(std::shared_ptr<const LoadedModel> model, int64_t context, ThreadPool& pool)
-    : model_(std::move(model)),
-      pool_(pool),
-      matmul_(pool, ProductType::kF32),
-      rope_(model_->rope_for(context), context) {
+ChunkModel::ChunkModel(std::shared_ptr<const LoadedModel> model, int64_t context, ThreadPool& pool,
+                       ProductType products)
+    : model_(std::move(model)), pool_(pool), matmul_(pool, products), rope_(model_->rope_for(context), context) {
   if (config().rope_window) rope_window_ = RopeTable(*config().rope_window, context);
 }
 
@@ -62,6 +64,36 @@ void ChunkModel::unturn(int layer, float* x, int64_t tokens, int heads, int64_t 
   });
 }
 
+// Exchanges the rows of a prompt for fp32 copies of those that the chunk can see.
+void ChunkModel::decode_rows_of(ChunkAttention& a) const {
+  auto decoded = std::make_shared<std::vector<float>>();
+  int64_t values = 0;
+  const auto first_of = [&](const KvHeadView& view) {
+    return std::max(view.first_row, first_visible_row(view.rows, a.window));
+  };
+  for (const KvHeadView& view : a.prompt) values += (view.rows - first_of(view)) * (a.dim_k + a.dim_v);
+  decoded->resize(size_t(values));
+  float* to = decoded->data();
+  for (KvHeadView& view : a.prompt) {
+    const int64_t first = first_of(view), rows = view.rows - first;
+    decode_k_rows(view, first, view.rows, to);
+    decode_v_rows(view, first, view.rows, to + rows * a.dim_k);
+    // Where row 0 would lie; rows below `first` are never read.
+    const auto row_at = [&](const float* x, int64_t dim) {
+      return reinterpret_cast<const uint8_t*>(reinterpret_cast<uintptr_t>(x) - uintptr_t(first * dim) * sizeof(float));
+    };
+    view.k = row_at(to, a.dim_k);
+    view.v = row_at(to + rows * a.dim_k, a.dim_v);
+    view.k_stride = int64_t(a.dim_k) * 4;
+    view.v_stride = int64_t(a.dim_v) * 4;
+    view.k_type = view.v_type = KvType::kF32;
+    view.first_row = first;
+    view.middle = nullptr;
+    to += rows * (a.dim_k + a.dim_v);
+  }
+  a.decoded = std::move(decoded);
+}
+
 ChunkAttention ChunkModel::attention_of(int layer, const ChunkPrompt& prompt, const OldMask& mask,
                                         const LayerTape& tape, int64_t tokens) const {
   const ModelConfig& c = config();
@@ -74,8 +106,9 @@ ChunkAttention ChunkModel::attention_of(int layer, const ChunkPrompt& prompt, co
   a.window = c.window.empty() ? 0 : c.window[size_t(layer)];
   for (int h = 0; h < c.kv_heads; ++h) {
     a.prompt.push_back(prompt.cache.view(layer, h));
-    a.prompt.back().rows = prompt.rows;
+    a.prompt.back().rows = std::min(a.prompt.back().rows, prompt.rows);
   }
+  if (prompt.cache.types() != KvTypes{KvType::kF32, KvType::kF32}) decode_rows_of(a);
   if (learns(layer) && mask.kind != OldRows::kDense) {
     a.middle = prompt.middle;
     a.without_middle = mask.kind == OldRows::kGates;
@@ -93,10 +126,6 @@ ChunkAttention ChunkModel::attention_of(int layer, const ChunkPrompt& prompt, co
 Status ChunkModel::forward(const ChunkPrompt& prompt, std::span<const int32_t> ids, const OldMask& mask,
                            ChunkTape& tape) {
   const ModelConfig& c = config();
-  if (prompt.cache.types() != KvTypes{KvType::kF32, KvType::kF32}) {
-    return fail(Code::kInvalidArgument, "learning reads a prompt's keys and values in f32; found {} and {}",
-                kv_type_name(prompt.cache.types().k), kv_type_name(prompt.cache.types().v));
-  }
   const int64_t tokens = int64_t(ids.size()), first = prompt.rows;
   const ModelWeights& weights = model_->weights();
   tape.tokens = tokens;
@@ -216,8 +245,39 @@ double ChunkModel::divergence(const float* teacher, const float* student, int64_
   return sum;
 }
 
+double ChunkModel::next_token_loss(const ChunkTape& tape, std::span<const int32_t> ids, float* dfinal) {
+  constexpr int64_t kRowsAtOnce = 64;
+  const ModelConfig& c = config();
+  const Weight& output = model_->weights().output;
+  const int64_t predicted = tape.tokens - 1;
+  std::fill_n(dfinal, tape.tokens * c.dim, 0.0f);
+  if (predicted < 1) return std::numeric_limits<double>::quiet_NaN();
+  std::vector<float> logits(size_t(std::min(predicted, kRowsAtOnce) * c.vocab));
+  std::vector<double> lost(size_t(predicted), 0.0);
+  for (int64_t begin = 0; begin < predicted; begin += kRowsAtOnce) {
+    const int64_t rows = std::min(kRowsAtOnce, predicted - begin);
+    product(output, tape.final.data() + begin * c.dim, rows, logits.data());
+    if (c.final_softcap > 0) softcap_in_place(logits.data(), c.final_softcap, rows * c.vocab, pool_);
+    pool_.run(rows, [&](int64_t t, int) {
+      float* x = logits.data() + t * c.vocab;
+      const int32_t target = ids[size_t(begin + t + 1)];
+      const float top = *std::max_element(x, x + c.vocab);
+      double sum = 0;
+      for (int64_t i = 0; i < c.vocab; ++i) sum += std::exp(x[i] - top);
+      lost[size_t(begin + t)] = top + std::log(sum) - x[target];
+      for (int64_t i = 0; i < c.vocab; ++i) {
+        double d = (std::exp(x[i] - top) / sum - (i == target ? 1.0 : 0.0)) / double(predicted);
+        if (c.final_softcap > 0) d *= 1.0 - std::pow(double(x[i]) / c.final_softcap, 2);
+        x[i] = float(d);
+      }
+    });
+    matmul_backward(output, logits.data(), rows, dfinal + begin * c.dim, pool_);
+  }
+  return std::accumulate(lost.begin(), lost.end(), 0.0) / double(predicted);
+}
+
 void ChunkModel::backward(const ChunkPrompt& prompt, const OldMask& mask, const ChunkTape& tape, const float* dfinal,
-                          float* dvalues) {
+                          float* dvalues, std::vector<std::vector<float>>* keys) {
   const ModelConfig& c = config();
   const int64_t tokens = tape.tokens, first = prompt.rows;
   const ModelWeights& weights = model_->weights();
@@ -227,7 +287,8 @@ void ChunkModel::backward(const ChunkPrompt& prompt, const OldMask& mask, const 
   std::vector<float> dgate(size_t(tokens * c.ff_dim)), dup(dgate.size());
   std::vector<float> dout(size_t(tokens * c.heads * c.head_dim_v));
   std::vector<float> dq(size_t(tokens * c.heads * c.head_dim_k)), dk(size_t(tokens * c.kv_heads * c.head_dim_k));
-  std::vector<float> dv(size_t(tokens * c.kv_heads * c.head_dim_v)), raw;
+  std::vector<float> dv(size_t(tokens * c.kv_heads * c.head_dim_v)), raw, dprompt;
+  if (keys != nullptr) keys->assign(size_t(c.layers), {});
   const auto through_norm = [&](const Vector& post_norm, const std::vector<float>& before) -> const float* {
     if (post_norm.empty()) return dx.data();
     std::fill(dblock.begin(), dblock.end(), 0.0f);
@@ -260,8 +321,21 @@ void ChunkModel::backward(const ChunkPrompt& prompt, const OldMask& mask, const 
     const ChunkAttention a = attention_of(layer, prompt, mask, y, tokens);
     float* dmix =
         mask.kind == OldRows::kMixed && learns(layer) ? dvalues + layer * values_per_layer(mask.kind) : nullptr;
-    attend_chunk_backward(a, y.attended.data(), y.lse.data(), dout.data(), {dq.data(), dk.data(), dv.data(), dmix},
-                          pool_);
+    const bool wanted = keys != nullptr && learns(layer);
+    const int64_t before = a.prompt[0].rows, width = c.head_dim_k;
+    dprompt.resize(wanted ? size_t(c.kv_heads * before * width) : 0);
+    attend_chunk_backward(a, y.attended.data(), y.lse.data(), dout.data(),
+                          {dq.data(), dk.data(), dv.data(), dmix, wanted ? dprompt.data() : nullptr}, pool_);
+    if (wanted) {
+      std::vector<float>& to = (*keys)[size_t(layer)];
+      for (int h = 0; h < c.kv_heads; ++h) {
+        to.insert(to.end(), dprompt.begin() + h * before * width, dprompt.begin() + (h + 1) * before * width);
+        for (int64_t t = 0; t < tokens; ++t) {
+          const auto row = dk.begin() + (t * c.kv_heads + h) * width;
+          to.insert(to.end(), row, row + width);
+        }
+      }
+    }
     const auto before_rope = [&](std::vector<float>& d, const Vector& weight, const std::vector<float>& x, int heads) {
       unturn(layer, d.data(), tokens, heads, first);
       if (weight.empty()) return;
