@@ -197,7 +197,7 @@ TEST_F(Leank, DirectionsAndMeansOfWhatIsLost) {
   ThreadPool pool(2);
   Tokens t(shape, 400, 4);
   for (float& x : t.k) x += 0.3f;  // keys whose mean is not zero
-  // Recent rows are f16 under every store, and old ones come from them: values that f16 holds leave no rounding.
+  // Values that f16 holds leave no rounding wherever rows are encoded.
   for (float& x : t.k) x = to_float(to_f16(x));
   for (float& x : t.v) x = to_float(to_f16(x));
   for (bool compensate : {false, true}) {

@@ -55,7 +55,7 @@ KeepSpec default_keep(KeepKind kind) {
       spec.sink = 32;
       spec.window = 32;
       spec.link_score = KeepLinkScore::kCost;
-      spec.max_count = 32;
+      spec.max_count = 0;
       break;
     case KeepKind::kKvslimmer:
     case KeepKind::kAsymkv:  // 2048 rows beside the sinks
