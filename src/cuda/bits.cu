@@ -56,7 +56,8 @@ __device__ __forceinline__ void write_row(const Rows& rows, const CardBits& bits
 #pragma unroll
   for (int j = 0; j < kWords; ++j) {
     const unsigned signs = __ballot_sync(kAllLanes, x[j] >= 0.0f);
-    const float size = warp_sum(fabsf(x[j])) / 32.0f;
+    const float sum = warp_sum(fabsf(x[j])), square = warp_sum(x[j] * x[j]);
+    const float size = !bits.unbiased ? sum / 32.0f : sum == 0.0f ? 0.0f : square / sum;
     if (lane == j) {
       bits.codes[at + j] = signs;
       bits.magnitudes[at + j] = __half_as_ushort(__float2half_rn(size));
@@ -284,9 +285,10 @@ Status write_last(const Rows& rows, const CardBits& bits, const int64_t* positio
 
 }  // namespace
 
-CardBits place_bits(int block, int kv_heads, int dim, int64_t capacity, bool rotate, uint8_t* memory) {
+CardBits place_bits(int block, int kv_heads, int dim, int64_t capacity, bool rotate, bool unbiased, uint8_t* memory) {
   auto* codes = reinterpret_cast<uint32_t*>(memory);
-  return {block, capacity, rotate, codes, reinterpret_cast<half_t*>(codes + kv_heads * capacity * block * (dim / 32))};
+  return {block,    capacity, rotate,
+          unbiased, codes,    reinterpret_cast<half_t*>(codes + kv_heads * capacity * block * (dim / 32))};
 }
 BitsScratch BitsScratch::at(uint8_t* memory, int heads) {
   auto* partial = reinterpret_cast<float*>(memory);

@@ -13,12 +13,12 @@ namespace longkv::card {
 struct CardBits {
   int block = 16;        // tokens; a multiple of 16
   int64_t capacity = 0;  // blocks of a head
-  bool rotate = true;
+  bool rotate = true, unbiased = true;
   uint32_t* codes = nullptr;     // [kv_heads][capacity * block][dim / 32]
   half_t* magnitudes = nullptr;  // the same
 };
 int64_t bits_bytes(int block, int kv_heads, int dim, int64_t capacity);
-CardBits place_bits(int block, int kv_heads, int dim, int64_t capacity, bool rotate, uint8_t* memory);
+CardBits place_bits(int block, int kv_heads, int dim, int64_t capacity, bool rotate, bool unbiased, uint8_t* memory);
 
 // Rows [first, first + n).
 Status write_bits(const CardKv& kv, const CardBits& bits, int64_t first, int64_t n, CardStreamHandle stream);

@@ -35,6 +35,7 @@ Status card_supports(const LoadedModel& model, const Recipe& recipe) {
     can.index.block = recipe.index.block;
     can.index.eight = recipe.index.eight;
     can.index.rotate = recipe.index.rotate;
+    can.index.unbiased = recipe.index.unbiased;
     can.index.coarse = recipe.index.coarse;  // the card scores every block
     can.select.all = recipe.select.all;
     can.select.budget = recipe.select.budget;
@@ -448,6 +449,7 @@ namespace longkv {
 Status card_supports(const LoadedModel&, const Recipe&) { return cuda_cards().status(); }
 Status card_supports_hybrid(const LoadedModel&, const Recipe&) { return cuda_cards().status(); }
 Status card_supports_host_kv(const LoadedModel&, const Recipe&) { return cuda_cards().status(); }
+// NOLINTNEXTLINE(performance-unnecessary-value-param): kept by the build with a card
 Result<std::unique_ptr<DeviceRunner>> make_card_session(std::shared_ptr<CardModel>, const CardSessionOptions&,
                                                         ThreadPool&) {
   return cuda_cards().status();

@@ -51,7 +51,7 @@ struct IndexSpec {
   int reps = 1;            // representatives per block (fixed, dynamic, repr)
   bool rotate = true;      // bits: Hadamard rotation of keys and queries before rounding
   int width = 0;           // bits: log2 of the bits per channel: 0, 1, 2
-  bool unbiased = false;   // bits: magnitudes that make the estimated products of signs unbiased
+  bool unbiased = true;    // bits: magnitudes that make the estimated products unbiased, not the closest ones
   bool pool_max = false;   // bits: a block scores as its best token, not as the log of its tokens' mass
   bool eight = false;      // minmax, meandev, cuboid: 8-bit summaries
   double deviation = 1.0;  // meandev: weight of the deviation

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/seconds.h"
 #include "kv/session_impl.h"
 
 namespace longkv {
@@ -13,8 +14,6 @@ namespace longkv {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // Relative distance of two vectors; 0 when both vanish.
 double relative_error(const float* a, const float* b, int64_t n) {

@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "base/log.h"
+#include "base/seconds.h"
 #include "kv/session_impl.h"
 
 namespace longkv {
@@ -44,7 +45,7 @@ void KvSession::attend_prompt(int layer, const PrefillAttendArgs& args, int64_t 
   PrefillPairs& sum = prefill_stats_.layers[size_t(layer)];
   sum.attended += pairs.attended;
   sum.causal += pairs.causal;
-  prefill_stats_.seconds_attend += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  prefill_stats_.seconds_attend += seconds_since(start);
   if (prefill_observer_) prefill_observer_(layer, args, prompt_end);
   // Rows behind a sliding window go at once, so that a layer holds its window and a chunk of a long prompt. Those of an
   // earlier prompt stay until this one is complete: an interrupted prompt must leave them as they were. A layer with an

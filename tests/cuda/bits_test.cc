@@ -27,13 +27,15 @@ struct Case {
   bool rotate;
   int64_t rows;
   KvType type = KvType::kF16;
+  bool unbiased = true;
 };
 
 TEST(CardBits, SharesOfMassAsInDouble) {
   LONGKV_NEED_CARD();
-  for (const Case& c : {Case{4, 2, 64, 16, true, 700}, Case{8, 2, 128, 16, true, 5000},
-                        Case{32, 8, 128, 16, false, 1500}, Case{12, 1, 128, 32, true, 1100},
-                        Case{4, 1, 256, 64, true, 900}, Case{8, 2, 128, 16, true, 900, KvType::kQ8_0}}) {
+  for (const Case& c :
+       {Case{4, 2, 64, 16, true, 700}, Case{8, 2, 128, 16, true, 5000}, Case{32, 8, 128, 16, false, 1500},
+        Case{12, 1, 128, 32, true, 1100}, Case{4, 1, 256, 64, true, 900},
+        Case{8, 2, 128, 16, true, 900, KvType::kF16, false}, Case{8, 2, 128, 16, true, 900, KvType::kQ8_0}}) {
     SCOPED_TRACE(testing::Message() << c.heads << "/" << c.kv_heads << " x " << c.dim << ", blocks of " << c.block
                                     << ", " << kv_type_name(c.type));
     const int64_t capacity = (c.rows + 63) / 64 * 64, blocks = capacity / c.block;
@@ -46,7 +48,8 @@ TEST(CardBits, SharesOfMassAsInDouble) {
     const auto keys = halves.read<uint16_t>(c.kv_heads * capacity * c.dim);
     const OnCard index(card::bits_bytes(c.block, c.kv_heads, c.dim, blocks)),
         scratch(card::BitsScratch::bytes(c.heads, blocks)), scores(c.kv_heads * blocks * 4);
-    const card::CardBits bits = card::place_bits(c.block, c.kv_heads, c.dim, blocks, c.rotate, index.data());
+    const card::CardBits bits =
+        card::place_bits(c.block, c.kv_heads, c.dim, blocks, c.rotate, c.unbiased, index.data());
     // All but the last row at once, that one as a decoded token's.
     ASSERT_DONE(card::write_bits(kv, bits, 0, c.rows - 1, nullptr));
     const std::vector<int64_t> at = {c.rows - 1};
@@ -70,8 +73,9 @@ TEST(CardBits, SharesOfMassAsInDouble) {
         for (int i = 0; i < c.dim; ++i) k.push_back(test::half_float(keys[size_t((h * capacity + r) * c.dim + i)]));
         if (c.rotate) k = rotated(k);
         for (int g = 0; g < c.dim; g += 32) {
-          double size = 0;
-          for (int i = g; i < g + 32; ++i) size += std::abs(k[size_t(i)]) / 32;
+          double sum = 0, square = 0;
+          for (int i = g; i < g + 32; ++i) sum += std::abs(k[size_t(i)]), square += k[size_t(i)] * k[size_t(i)];
+          const double size = c.unbiased ? square / sum : sum / 32;
           for (int i = g; i < g + 32; ++i) k[size_t(i)] = k[size_t(i)] >= 0 ? size : -size;
         }
         approximate.push_back(k);

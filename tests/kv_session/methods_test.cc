@@ -366,7 +366,7 @@ TEST(Recipes, IllegalCombinationsNameTheNearestLegalOne) {
        {"index=minmax(block=16) + select=sampled(sink=4,local=64)", "index=lsh + select=topp(budget=100,p=0.9)",
         "index=minmax(block=16) + select=topp(budget=8192,p=0.9,refine=none)", "quest + tail=mean",
         "quest + tail=clusters", "sparq:token_step=2", "retroinfer:heads=shared", "infllm:heads=query",
-        "full + tail=sample", "onebit:unbiased=true,width=2", "onebit:budgets=\"64,x\"", "onebit:budgets=64",
+        "full + tail=sample", "onebit:width=3", "onebit:budgets=\"64,x\"", "onebit:budgets=64",
         "magicpig:dense=\"0,y\""}) {
     const auto recipe = parse_recipe(text);
     EXPECT_FALSE(recipe.ok()) << text;

@@ -40,7 +40,7 @@ class BitsIndex final : public BlockIndex {
         bits_(kept_ << width_),
         groups_(bits_groups(bits_)),
         rotate_(spec.rotate && !labels_),
-        unbiased_(spec.unbiased),
+        unbiased_(spec.unbiased && !labels_),
         pool_(spec.pool_max ? BitsPool::kMax : BitsPool::kMass),
         root_(std::sqrt(float(shape.dim_k))),
         heads_(size_t(shape.kv_heads)) {}

@@ -66,9 +66,10 @@ void bits_scan_units(const uint8_t* tile, int64_t tiles, int64_t groups, const B
 void bits_block_scores(BitsPool pool, const float* scores, int64_t block, int64_t count, float root, float* out);
 
 // Writes the codes and magnitudes of a rotated and zero-padded key of `dim` channels that count as token t of a tile;
-// token 0 clears the magnitudes of the others. Magnitudes are the closest for the codes (one bit: the mean of |key|);
-// `unbiased`, of one bit: |key|^2 over the sum of |key|, for which the expected estimate over random rotations is the
-// dot product (RaBitQ, arXiv 2405.12497).
+// token 0 clears the magnitudes of the others. With `unbiased` a magnitude is
+// |key|^2 over key.code, for which the expected estimate over random rotations is the dot product (RaBitQ, arXiv
+// 2405.12497); without, the closest one for the codes, key.code over |code|^2 (one bit: the mean of |key|), whose
+// estimates are 2 / pi of the products for one bit.
 void bits_write_token(const float* key, int64_t dim, int width, bool unbiased, uint8_t* tile, int64_t t);
 // Clears the magnitudes of tokens [first, 64): what a tile's scores are rounded by depends on none that is gone.
 void bits_clear_tokens(int64_t bits, uint8_t* tile, int64_t first);

@@ -74,7 +74,7 @@ float write_signs(const float* key, int64_t channels, bool unbiased, uint8_t* ti
 }
 
 // Two or four bits per channel of a group: levels from a first scale, then the scale that fits them best.
-float write_levels(const float* key, int64_t channels, int width, uint8_t* tile, int64_t t) {
+float write_levels(const float* key, int64_t channels, int width, bool unbiased, uint8_t* tile, int64_t t) {
   const int code_bits = 1 << width, per_byte = 8 / code_bits;
   const float middle = 0.5f * float((1 << code_bits) - 1);
   float largest = 0, sum = 0;
@@ -86,7 +86,7 @@ float write_levels(const float* key, int64_t channels, int width, uint8_t* tile,
   // Four levels: the step that suits normal values, 0.996 of their deviation.
   const float scale = width == 1 ? 1.248f * sum / float(channels) : largest / middle;
   const float inverse = largest > 0 ? 1.0f / scale : 0.0f;
-  float product = 0, square = 0;
+  float product = 0, square = 0, own = 0;
   for (int64_t i = 0; i < kBitsGroup / 8; ++i) {
     unsigned byte = 0;
     for (int p = 0; p < per_byte; ++p) {
@@ -96,11 +96,13 @@ float write_levels(const float* key, int64_t channels, int width, uint8_t* tile,
       if (c < channels) {
         product += key[c] * (code - middle);
         square += (code - middle) * (code - middle);
+        own += key[c] * key[c];
       }
     }
     tile[i * kBitsTile + t] = uint8_t(byte);
   }
   if (!std::isfinite(sum)) return std::numeric_limits<float>::quiet_NaN();
+  if (unbiased) return product > 0 ? own / product : 0.0f;
   return std::max(0.0f, product / square);
 }
 
@@ -114,8 +116,8 @@ void bits_write_token(const float* key, int64_t dim, int width, bool unbiased, u
   for (int64_t g = 0; g < groups; ++g, key += per_group) {
     const int64_t channels = std::min(per_group, dim - g * per_group);
     uint8_t* codes = tile + g * (kBitsGroup / 8) * kBitsTile;
-    const float magnitude =
-        width == 0 ? write_signs(key, channels, unbiased, codes, t) : write_levels(key, channels, width, codes, t);
+    const float magnitude = width == 0 ? write_signs(key, channels, unbiased, codes, t)
+                                       : write_levels(key, channels, width, unbiased, codes, t);
     magnitudes[g * kBitsTile + bits_magnitude_at(t)] = to_f16(magnitude);
   }
 }

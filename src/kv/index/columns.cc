@@ -92,6 +92,7 @@ void BestColumns(const float* x, int64_t n, int64_t dim, const float* tiles, int
       const float* w = where + i * kColumnTile;
       int64_t winner = 0;
       for (int64_t c = 0; c < kColumnTile; ++c) {
+        // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult): set above for every lane
         const int64_t column = int64_t(w[c]) * kColumnTile + c;
         const int64_t held = int64_t(w[winner]) * kColumnTile + winner;
         if (v[c] > v[winner] || (v[c] == v[winner] && column < held)) winner = c;

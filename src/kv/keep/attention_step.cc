@@ -15,7 +15,7 @@ const std::vector<float>& StepWeights::of(const KeepStepInput& input, int kv_hea
   unit.ranges = {&all, 1};
   attend_scores(unit, input.params, weights_.data(), *input.pool);
   for (int j = 0; j < group_size; ++j) {
-    const float lse = input.lse[size_t(kv_head * group_size + j)];
+    const float lse = input.lse[size_t(kv_head) * size_t(group_size) + size_t(j)];
     float* row = weights_.data() + j * head.rows;
     for (int64_t r = 0; r < head.rows; ++r) row[r] = std::exp(row[r] - lse);
   }

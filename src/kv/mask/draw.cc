@@ -46,7 +46,7 @@ std::string draw_shares(const KeptShares& s) {
   for (int layer = 0; layer < s.layers; ++layer) {
     text += fmt::format("{:>5} ", layer);
     for (int h = 0; h < s.kv_heads; ++h) {
-      const double n = s.kept[size_t(layer * s.kv_heads + h)];
+      const double n = s.kept[size_t(layer) * size_t(s.kv_heads) + size_t(h)];
       kept += n;
       empty += n == 0;
       const auto bar = size_t(std::clamp(std::ceil(8.0 * n / double(s.whole)), 0.0, 8.0));

@@ -144,7 +144,8 @@ std::string gates_table(const DuoGates& gates) {
   std::string text;
   for (int layer = 0; layer < gates.layers; ++layer) {
     for (int h = 0; h < gates.kv_heads; ++h) {
-      text += fmt::format("{}{:.6f}", h == 0 ? "" : "\t", gates.values[size_t(layer * gates.kv_heads + h)]);
+      text +=
+          fmt::format("{}{:.6f}", h == 0 ? "" : "\t", gates.values[size_t(layer) * size_t(gates.kv_heads) + size_t(h)]);
     }
     text += "\n";
   }

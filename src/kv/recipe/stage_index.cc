@@ -48,11 +48,6 @@ Status validate(const Recipe& recipe) {
     return fail(Code::kInvalidArgument, "reps={} exceeds block={}; nearest legal: reps={}", index.reps, index.block,
                 index.block);
   }
-  if (index.kind == IndexKind::kBits && index.unbiased && index.width > 0) {
-    return fail(Code::kInvalidArgument,
-                "unbiased=true belongs to signs, not to {} bits; nearest legal: width=1, or unbiased=false",
-                1 << index.width);
-  }
   return {};
 }
 

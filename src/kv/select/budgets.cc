@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/trim.h"
 #include "kv/recipe/words.h"
 
 namespace longkv {
@@ -23,12 +24,6 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   }
 }
 
-std::string trimmed(std::string_view text) {
-  const size_t begin = text.find_first_not_of(' ');
-  if (begin == std::string_view::npos) return {};
-  return std::string(text.substr(begin, text.find_last_not_of(' ') - begin + 1));
-}
-
 }  // namespace
 
 Result<BudgetLists> parse_budgets(std::string_view text) {
@@ -37,7 +32,7 @@ Result<BudgetLists> parse_budgets(std::string_view text) {
   for (const std::string_view layer : split(text, ',')) {
     lists.emplace_back();
     for (const std::string_view head : split(layer, '/')) {
-      const RecipeWord word{trimmed(head), fmt::format("budgets, layer {}", lists.size() - 1)};
+      const RecipeWord word{std::string(trim(head)), fmt::format("budgets, layer {}", lists.size() - 1)};
       LONGKV_ASSIGN(const int64_t budget, parse_size("budgets", word, 1, kMaxBudget));
       lists.back().push_back(budget);
     }
@@ -49,7 +44,7 @@ Result<std::vector<int64_t>> parse_layers(std::string_view text) {
   std::vector<int64_t> layers;
   if (text.empty()) return layers;
   for (const std::string_view part : split(text, ',')) {
-    const RecipeWord word{trimmed(part), fmt::format("dense, entry {}", layers.size())};
+    const RecipeWord word{std::string(trim(part)), fmt::format("dense, entry {}", layers.size())};
     LONGKV_ASSIGN(const int64_t layer, parse_size("dense", word, 0, kMaxLayer));
     layers.push_back(layer);
   }

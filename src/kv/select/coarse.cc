@@ -41,15 +41,19 @@ int64_t summary_bytes_held(const IndexSpec& spec, const KvShape& shape, int64_t 
   }
 }
 
-IndexSpec four_bit_spec() { return {.kind = IndexKind::kBits, .block = 1, .width = 2, .coarse = 1}; }
+namespace {
+bool reads_every_token(IndexKind kind) {
+  return kind == IndexKind::kBits || kind == IndexKind::kChannels || kind == IndexKind::kLabels;
+}
+}  // namespace
+
+IndexSpec four_bit_spec() { return {.kind = IndexKind::kBits, .block = 1, .width = 2, .unbiased = false, .coarse = 1}; }
 
 IndexSpec coarse_spec(const IndexSpec& spec, int64_t factor) {
   IndexSpec coarse = spec;
   coarse.block = spec.block * factor;
   coarse.coarse = 1;
-  if (spec.kind == IndexKind::kBits || spec.kind == IndexKind::kChannels || spec.kind == IndexKind::kLabels) {
-    coarse.kind = IndexKind::kMinMax;
-  }
+  if (reads_every_token(spec.kind)) coarse.kind = IndexKind::kMinMax;
   return coarse;
 }
 
@@ -57,6 +61,7 @@ int64_t choose_coarse_factor(const IndexSpec& spec, const KvShape& shape, int64_
                              int64_t attention_bytes) {
   if (spec.kind == IndexKind::kLsh || spec.kind == IndexKind::kClusters) return 1;
   if (spec.coarse > 0) return spec.coarse;
+  if (reads_every_token(spec.kind)) return 1;
   const int64_t blocks = ceil_div(capacity_rows, spec.block);
   if (blocks * summary_bytes(spec, shape) <= attention_bytes) return 1;
   int64_t factor = 4;

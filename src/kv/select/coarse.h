@@ -2,7 +2,9 @@
 //
 // Rule: scoring a KV head may read as many index bytes as attending `budget` rows of it reads. A flat scan within that
 // limit needs no second level. Beyond it, coarse blocks are scored first and the best are refined with what is left of
-// the limit, but never with less than kRefineBudgets times the blocks that the budget holds.
+// the limit, but never with less than kRefineBudgets times the blocks that the budget holds. Kinds that read every
+// token have one level unless the recipe says otherwise: boxes above them hide what single tokens show, and key-value
+// pairs that a flat scan finds are lost (docs/results.md).
 #pragma once
 
 #include <cstdint>
@@ -14,8 +16,9 @@ namespace longkv {
 
 constexpr int64_t kRefineBudgets = 4;
 
-// Fine blocks per coarse block for an index of `capacity_rows`: spec.coarse if it is set, else the smallest power of
-// two whose coarse scan takes at most half of the limit at full capacity; 1 when a flat scan fits.
+// Fine blocks per coarse block for an index of `capacity_rows`: spec.coarse if it is set; 1 when a flat scan fits and
+// for kinds that read every token; else the smallest power of two whose coarse scan takes at most half of the limit at
+// full capacity.
 int64_t choose_coarse_factor(const IndexSpec& spec, const KvShape& shape, int64_t capacity_rows,
                              int64_t attention_bytes);
 

@@ -86,7 +86,7 @@ void Selector::score_tokens(LayerState& state, const float* q, Owner& owner, Thr
   const int n_q = owner.n_q / heads;
   for (int h = 0; h < heads; ++h) {
     const int first = owner.first_query + h * n_q;
-    const KvHeadView& view = state.views[size_t(first_head + h)];
+    const KvHeadView& view = state.views[size_t(first_head) + size_t(h)];
     float* dst = owner.weights.data() + int64_t(h) * n_q * n;
     if (select_.refine == Refine::kExact) {
       AttendUnit unit;
@@ -218,7 +218,8 @@ void Selector::note_rest(LayerState& state, RowRange visible, RowRange sink, KvS
       at += count_of(r);
     }
     for (int j = 0; j < part.n_q; ++j) {
-      const Owner& list = owners_.size() > size_t(shape_.kv_heads) ? owners_[size_t(part.first_query + j)] : owner;
+      const Owner& list =
+          owners_.size() > size_t(shape_.kv_heads) ? owners_[size_t(part.first_query) + size_t(j)] : owner;
       const float* own = scores + int64_t(part.first_query + j) * score_stride_;
       const float* close = near.data() + int64_t(j) * n_forced;
       float peak = softmax_scale_ * largest(own, list.n_candidates, largest(close, n_forced, kNone));
@@ -230,7 +231,7 @@ void Selector::note_rest(LayerState& state, RowRange visible, RowRange sink, KvS
       read += chosen;
       const double rest = all - chosen;
       const bool empty = int64_t(list.picked.size()) >= list.n_candidates || !(rest > 0) || !(read > 0);
-      state.log_rest[size_t(part.first_query + j)] = empty ? kNone : float(std::log(rest / read));
+      state.log_rest[size_t(part.first_query) + size_t(j)] = empty ? kNone : float(std::log(rest / read));
     }
   }
 }

@@ -22,7 +22,7 @@ void score_rows(const KvHeadView& kv, const float* q, int n_q, const AttendParam
       float dot[8] = {};
       int c = 0;
       for (; c + 8 <= kv.dim_k; c += 8) {
-        for (int l = 0; l < 8; ++l) dot[l] += own[c + l] * row[size_t(c + l)];
+        for (int l = 0; l < 8; ++l) dot[l] += own[c + l] * row[size_t(c) + size_t(l)];
       }
       for (; c < kv.dim_k; ++c) dot[0] += own[c] * row[size_t(c)];
       float logit = params.scale * (((dot[0] + dot[4]) + (dot[2] + dot[6])) + ((dot[1] + dot[5]) + (dot[3] + dot[7])));
