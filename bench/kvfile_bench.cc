@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/cpu.h"
+#include "base/seconds.h"
 #include "engine/kv_file.h"
 #include "engine/prefix_cache.h"
 #include "tokenizer/tokenizer.h"
@@ -23,8 +24,6 @@ namespace {
 
 using namespace longkv;
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 Result<std::unique_ptr<Session>> open_session(const std::shared_ptr<const LoadedModel>& model, const std::string& kv,
                                               int64_t context, ThreadPool& pool) {

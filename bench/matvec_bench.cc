@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/cpu.h"
+#include "base/seconds.h"
 #include "ops/matmul.h"
 #include "ops/packed_rows.h"
 #include "quant/block_formats.h"
@@ -27,8 +28,6 @@ struct Shape {
 constexpr int64_t kFootprint = 96 << 20;
 
 using Clock = std::chrono::steady_clock;
-
-double seconds(Clock::time_point from) { return std::chrono::duration<double>(Clock::now() - from).count(); }
 
 // Bytes per second of summing `data` as 64-bit words, in calls of `call` bytes shared out in chunks as kernels share
 // rows; the least time of every call over several passes.
@@ -49,7 +48,7 @@ double read_rate(const std::vector<uint8_t>& data, int64_t call, ThreadPool& poo
         }
         for (uint64_t v : s) sums[size_t(c)] += v;
       });
-      least[size_t(j)] = std::min(least[size_t(j)], seconds(start));
+      least[size_t(j)] = std::min(least[size_t(j)], seconds_since(start));
     }
   }
   benchmark::DoNotOptimize(sums.data());
@@ -103,7 +102,7 @@ void run(benchmark::State& state, TensorType type, Shape shape, IsaLevel level, 
         rows.assign(x.data(), tokens, shape.cols, shape.cols, pool);
         matvec_int8(w, rows, y.data(), shape.rows, pool);
       }
-      least[size_t(c)] = std::min(least[size_t(c)], seconds(start));
+      least[size_t(c)] = std::min(least[size_t(c)], seconds_since(start));
     }
   }
   double best = 0;

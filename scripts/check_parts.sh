@@ -8,6 +8,8 @@ EMULATED=(base gguf golden kv_core kv_index kv_recipe ops prefill quant sample t
 # Tests of these names need more time than emulation or a sanitizer leaves: real models at length, and a bound on the
 # tokenizers' speed.
 SLOW='^Speed\.|LongNeedle|GoldenModel.*/(smollm2|needle_10m|gemma3_270m)|_NOT_BUILT$'
+# Real models again, in tests that bound the time of the programs that they start, and long lessons: the release tests run them.
+REAL='CliEval\.(JobsChange|AKilled|PromptsAre)|CliTrain\.AStopped|Trainer\.(LearnedChannels|AStopped)|RealModel|Kvpress.*[Ss]mol|AModelAnswers|Serve\.EveryKind|Clients\.'
 # Comparisons of kernels with slow references, and their portable level: threads share their work in them as in the tests
 # of equal bits beside them, which the thread sanitizer keeps.
 NUMERIC='Double|EqualReference|EqualsReference|ChannelsAndHeads|EveryChunking|EveryTokenCount$|/base'
@@ -81,7 +83,7 @@ run_sanitized() {
   # Frames with guards around them are several times as large; the deepest templates would need more than 8 MiB.
   local RUNNER=(prlimit --stack=67108864)
   one "sanitized build, configure" cmake --preset asan && one "sanitized build" build build/asan &&
-    most build/asan
+    most build/asan "$REAL"
 }
 
 run_threads() {
@@ -92,7 +94,7 @@ run_threads() {
   ! setarch -R true 2>/dev/null || RUNNER=(setarch -R)
   one "thread sanitizer build, configure" cmake --preset tsan &&
     one "thread sanitizer build" build build/tsan "${targets[@]}" || return 0
-  most build/tsan "$NUMERIC"
+  most build/tsan "$NUMERIC|$REAL"
 }
 
 fuzz_target() {

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "base/log.h"
+#include "base/seconds.h"
 #include "output.h"
 #include "tokenizer/stream_decoder.h"
 
@@ -16,8 +17,6 @@ namespace longkv::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 }  // namespace
 

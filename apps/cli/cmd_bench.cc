@@ -9,6 +9,7 @@
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/seconds.h"
 #include "bench_rows.h"
 #include "commands.h"
 #include "common.h"
@@ -140,7 +141,7 @@ class BenchRunner {
       LONGKV_TRY(rewind(test));
       const auto begin = std::chrono::steady_clock::now();
       LONGKV_TRY(repeat(test));
-      row.seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+      row.seconds.push_back(seconds_since(begin));
     }
     const KvStats& stats = session_->kv_stats();
     if (test.prompt == 0 && stats.steps > 0) {
@@ -297,7 +298,7 @@ Status run_bench(const BenchOptions& o) {
       m.kv = recipe;
       m.can_use_card = m.can_use_disk = true;
       for (const BenchTest& test : tests) m.card_context = std::max(m.card_context, test.context());
-      const Status s = run_tests(o, m, tests, cancel, bandwidth, printer);
+      Status s = run_tests(o, m, tests, cancel, bandwidth, printer);
       if (!s.ok()) {
         (void)printer.finish();  // the first error is the one to report
         return s;

@@ -46,7 +46,7 @@ class Conversation {
     const Sampler sampler_before = sampler_;
     messages_.push_back({"user", text});
     Answer answer;
-    const Status status = read_and_answer(answer);
+    Status status = read_and_answer(answer);
     if (!status.ok()) {
       messages_.pop_back();
       sampler_ = sampler_before;

@@ -357,7 +357,7 @@ Status run_eval(const EvalCommand& o) {
       "{} results are there",
       opened.model->config().name, options.tasks.size(), options.lengths.size(), options.samples,
       options.recipes.size(), options.play.question_seen ? "seen" : "hidden", store.records().size());
-  const Status ran = run_evaluation(options, maker, engine, store, show_progress(), cancel);
+  Status ran = run_evaluation(options, maker, engine, store, show_progress(), cancel);
   // What is there is shown also when the run was stopped.
   const Summary summary = summarise(store.records());
   const Status written = write_report(o.dir, store, summary);

@@ -104,7 +104,8 @@ std::string csv(const std::vector<RecipeReport>& reports) {
       head += (head.empty() ? "" : ",") + key;
       line += (line.empty() ? "" : ",") + value.dump();
     }
-    out += (out.empty() ? head + "\n" : "") + line + "\n";
+    if (out.empty()) out = head + "\n";
+    out += line + "\n";
   }
   return out;
 }

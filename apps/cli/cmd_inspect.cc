@@ -38,7 +38,7 @@ std::string picture_of(const KeptShares& shares, const std::string& path) {
     std::vector<std::optional<double>> cells;
     std::vector<std::string> notes;
     for (int h = 0; h < shares.kv_heads; ++h) {
-      const double kept = shares.kept[size_t(layer * shares.kv_heads + h)];
+      const double kept = shares.kept[size_t(layer) * size_t(shares.kv_heads) + size_t(h)];
       cells.emplace_back(kept / double(shares.whole));
       notes.push_back(shares.whole > 1 ? fmt::format("{:.0f}", kept) : fmt::format("{:.2f}", kept));
     }

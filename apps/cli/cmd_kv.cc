@@ -9,6 +9,7 @@
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/seconds.h"
 #include "card.h"
 #include "commands.h"
 #include "common.h"
@@ -35,8 +36,6 @@ struct KvOptions {
   std::string file;
   int64_t predict = -1;
 };
-
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 // What a chat format puts around a user's text.
 struct Frame {

@@ -8,6 +8,7 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/seconds.h"
 #include "commands.h"
 #include "common.h"
 #include "help.h"
@@ -40,8 +41,6 @@ struct RunOptions {
 
 // Tokens kept free for the answer when its length is not given.
 constexpr int64_t kAnswerRoom = 256;
-
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 // Tokens that the prompt may have. Errors: kInvalidArgument when the answer would take the whole context.
 Result<int64_t> prompt_room(int64_t predict, int64_t context) {

@@ -138,7 +138,7 @@ Status AtomicFile::write(std::span<const uint8_t> bytes) {
 Status AtomicFile::commit(bool durable) {
   if (fd_ < 0) return fail(Code::kInternal, "commit of the finished file '{}'", path_);
   // Again: what this run reads may have been opened since.
-  if (const Status free = replaces_ ? check_not_input(path_) : Status(); !free.ok()) {
+  if (Status free = replaces_ ? check_not_input(path_) : Status(); !free.ok()) {
     discard();
     return free;
   }
@@ -146,7 +146,7 @@ Status AtomicFile::commit(bool durable) {
   int error = !replaces_ || !durable || ::fsync(fd_) == 0 ? 0 : errno;
   if (error == 0 && replaces_ && temporary_.empty()) {
     const std::string nameless = descriptor_path(fd_);
-    const Status named = take_name([&](const std::string& name) {
+    Status named = take_name([&](const std::string& name) {
       return ::linkat(AT_FDCWD, nameless.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0;
     });
     if (!named.ok()) {

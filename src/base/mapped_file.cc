@@ -62,9 +62,9 @@ MappedFile::~MappedFile() {
 
 void release_file_pages(const uint8_t* data, uint64_t bytes) {
   const auto page = uint64_t(::sysconf(_SC_PAGESIZE));
-  const auto begin = (reinterpret_cast<uint64_t>(data) + page - 1) / page * page;
-  const auto end = (reinterpret_cast<uint64_t>(data) + bytes) / page * page;
-  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+  const auto start = uint64_t(reinterpret_cast<uintptr_t>(data));
+  const uint64_t first = (start + page - 1) / page * page, last = (start + bytes) / page * page;
+  if (first < last) ::madvise(const_cast<uint8_t*>(data) + (first - start), last - first, MADV_DONTNEED);
 }
 
 }  // namespace longkv

@@ -33,8 +33,9 @@ Result<VirtualArray> VirtualArray::reserve(uint64_t bytes) {
   if (aligned > start) ::munmap(p, aligned - start);
   const uint64_t page = uint64_t(::sysconf(_SC_PAGESIZE));
   const uintptr_t end = (aligned + bytes + page - 1) & ~uintptr_t(page - 1);
-  if (start + total > end) ::munmap(reinterpret_cast<void*>(end), start + total - end);
-  array.data_ = reinterpret_cast<uint8_t*>(aligned);
+  auto* const bytes_of = static_cast<uint8_t*>(p);
+  if (start + total > end) ::munmap(bytes_of + (end - start), start + total - end);
+  array.data_ = bytes_of + (aligned - start);
   array.size_ = bytes;
   return array;
 }

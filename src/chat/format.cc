@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/trim.h"
 #include "chat/chat.h"
 
 namespace longkv {
@@ -18,14 +19,6 @@ constexpr std::array<std::pair<ChatStyle, const char*>, 5> kNames = {{{ChatStyle
 constexpr const char* kNameList = "chatml, llama3, mistral, gemma, phi3";
 
 bool has(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
-
-// White space as Jinja's trim removes it, as far as ASCII goes.
-std::string_view trim(std::string_view text) {
-  constexpr std::string_view kBlanks = " \t\n\r\f\v";
-  const size_t begin = text.find_first_not_of(kBlanks);
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(kBlanks) - begin + 1);
-}
 
 // The system text that a ChatML template writes itself: what stands between the opening and the closing marker inside
 // one string literal. A line break is written as backslash-n in the template.

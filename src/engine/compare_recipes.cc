@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/seconds.h"
 #include "engine/likelihood.h"
 
 namespace longkv {
@@ -85,7 +86,7 @@ class Comparison {
     const auto begin = Clock::now();
     LONGKV_TRY(session_.decode(script_.tokens[size_t(i)]));
     if (session_.kv().stats().checked_steps == checked) {
-      seconds_.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+      seconds_.push_back(seconds_since(begin));
     }
     return {};
   }

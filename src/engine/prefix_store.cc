@@ -108,7 +108,7 @@ Status PrefixStore::add(PrefixEntry entry, PrefixEntry* base, Session& session) 
   if (in_ram) {
     LONGKV_ASSIGN(const int fd, memory_file());
     KvFileWriter writer([&](std::span<const uint8_t> bytes) { return write_all(fd, bytes); }, write);
-    if (const Status written = put(writer); !written.ok()) {
+    if (Status written = put(writer); !written.ok()) {
       ::close(fd);
       return written;
     }

@@ -254,8 +254,8 @@ Status Session::prefill(std::span<const int32_t> ids, const PrefillProgress& pro
   for (int64_t begin = 0, count = 0; begin < n; begin += count) {
     count = std::min(span - (start + begin) % span, n - begin);
     last = count - 1;
-    const Status s = prefill_span(ids.subspan(size_t(begin), size_t(count)), start + n, begin + count == n, begin, n,
-                                  progress, cancel, sink, sink_from);
+    Status s = prefill_span(ids.subspan(size_t(begin), size_t(count)), start + n, begin + count == n, begin, n,
+                            progress, cancel, sink, sink_from);
     if (!s.ok()) {
       scorer_.reset();
       origin_.resumed = origin_.one_prompt = false;
@@ -275,7 +275,7 @@ Status Session::prefill(std::span<const int32_t> ids, const PrefillProgress& pro
   ids_.insert(ids_.end(), ids.begin(), ids.end());
   note_prompt(start, start + n);
   if (kv_->repeat_chunk() == 0) return {};
-  const Status repeated = repeat_prompt(ids, start, cancel);
+  Status repeated = repeat_prompt(ids, start, cancel);
   if (!repeated.ok()) LONGKV_TRY(truncate(start));
   return repeated;
 }

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/seconds.h"
 #include "engine/likelihood.h"
 #include "eval/scorers.h"
 
@@ -16,8 +17,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kBuckets = 4;
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 int32_t best(std::span<const float> logits) {
   return int32_t(std::max_element(logits.begin(), logits.end()) - logits.begin());

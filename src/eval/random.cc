@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <bit>
+#include <cmath>
 #include <unordered_set>
 
 namespace longkv {
@@ -23,7 +24,7 @@ uint64_t split_mix(uint64_t& x) {
 
 uint64_t SampleId::seed() const {
   // Thousandths of a percent, so that the text of a depth does not depend on how numbers are printed.
-  const int64_t thousandths = depth < 0 ? -1 : int64_t(depth * 1000 + 0.5);
+  const int64_t thousandths = depth < 0 ? -1 : std::llround(depth * 1000);
   const std::string identity = fmt::format("{}|{}|{}|{}|{}|{}", root, task, version, length, thousandths, index);
   const uint64_t hash = XXH64(identity.data(), identity.size(), 0);
   return space == SeedSpace::kTrain ? hash | kTrainBit : hash & ~kTrainBit;

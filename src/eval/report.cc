@@ -145,7 +145,7 @@ std::vector<ReportPlot> report_plots(std::span<const EvalRecord> records, const 
       if (r.length == length && std::find(tasks.begin(), tasks.end(), r.task) == tasks.end()) tasks.push_back(r.task);
     }
     for (const std::string& task : tasks) {
-      if (tasks.size() > 1) add("budget-" + of + "-" + task, plot_budgets(summary, length, task));
+      if (tasks.size() > 1) add(fmt::format("budget-{}-{}", of, task), plot_budgets(summary, length, task));
     }
     add("bytes-" + of, plot_bytes(summary, length));
     add("speed-" + of, plot_speed(summary, length));

@@ -275,7 +275,7 @@ std::string plot_mass(const Summary& summary, int64_t length) {
     layers = std::max(layers, sum.layers.size());
     heads = std::max(heads, sum.heads.size());
   }
-  if (sums.empty()) return {};
+  if (layers == 0) return {};
   const size_t per_layer = heads / layers;
   HeatMap map;
   map.title = fmt::format("captured mass of full attention, {} tokens", tokens_text(length));

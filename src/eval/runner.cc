@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/seconds.h"
 #include "eval/scorers.h"
 
 namespace longkv {
@@ -127,7 +128,7 @@ class Runner {
 
   void tell(const std::string& now) {
     progress_.now = now;
-    progress_.seconds = std::chrono::duration<double>(Clock::now() - begin_).count();
+    progress_.seconds = seconds_since(begin_);
     if (*report_) (*report_)(progress_);
   }
 

@@ -68,9 +68,8 @@ Scale make_scale(const PlotAxis& axis, std::vector<double> values, double from, 
   const double raw = (s.high - s.low) / 5, power = std::pow(10, std::floor(std::log10(raw)));
   const double step = raw / power > 5 ? 10 * power : raw / power > 2 ? 5 * power : raw / power > 1 ? 2 * power : power;
   if (!axis.high) s.high = std::ceil(s.high / step - 1e-9) * step;
-  for (double t = std::ceil(s.low / step - 1e-9) * step; t <= s.high + step * 1e-6; t += step) {
-    s.ticks.push_back(std::abs(t) < step * 1e-9 ? 0 : t);
-  }
+  const double first = std::ceil(s.low / step - 1e-9), last = std::floor(s.high / step + 1e-6);
+  for (int i = 0; i <= int(last - first); ++i) s.ticks.push_back((first + i) * step);
   return s;
 }
 
@@ -174,7 +173,7 @@ std::string line_plot(const std::string& title, const PlotAxis& x, const PlotAxi
   for (size_t i = 0; i < series.size(); ++i) {
     if (!at_end && series[i].label.empty()) listed.push_back(i);
   }
-  const double legend = listed.empty() ? 0 : kLegendLine * double((listed.size() + 1) / 2) + 8;
+  const double legend = listed.empty() ? 0 : kLegendLine * std::ceil(double(listed.size()) / 2) + 8;
   // As many names at the ends as there is height for.
   const double body = std::max(kHeight, kTop + kBottom + (at_end ? 12.5 * double(series.size()) : 0.0));
   const double width = kWidth + (at_end ? kNamesWidth : 0), bottom = body - kBottom;
@@ -244,7 +243,8 @@ std::string line_plot(const std::string& title, const PlotAxis& x, const PlotAxi
     }
     if (const auto at = std::find(listed.begin(), listed.end(), i); at != listed.end()) {
       const auto place = size_t(at - listed.begin());
-      const double lx = place % 2 == 0 ? kLeft : kWidth / 2 + 20, ly = body + kLegendLine * double(place / 2) + 4;
+      const double lx = place % 2 == 0 ? kLeft : kWidth / 2 + 20,
+                   ly = body + kLegendLine * std::floor(double(place) / 2) + 4;
       out += fmt::format(
           "<line x1=\"{0:.1f}\" y1=\"{2:.1f}\" x2=\"{1:.1f}\" y2=\"{2:.1f}\" stroke=\"{3}\" "
           "stroke-width=\"4\"{4}/>\n",

@@ -1,6 +1,7 @@
 #include "eval/tasks.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "base/error.h"
@@ -78,7 +79,7 @@ Result<std::vector<const EvalTask*>> choose_tasks(const std::vector<std::string>
 double depth_of(const std::vector<double>& grid, int64_t index) {
   const auto n = int64_t(grid.size());
   // Steps of about the golden section that meet every point of the grid.
-  int64_t step = std::max<int64_t>(1, int64_t(double(n) * 0.618 + 0.5));
+  int64_t step = std::max<int64_t>(1, std::llround(double(n) * 0.618));
   while (std::gcd(step, n) != 1) ++step;
   return grid[size_t((index % n) * step % n)];
 }

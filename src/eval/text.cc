@@ -30,12 +30,6 @@ std::string lower_ascii(std::string_view text) {
   return out;
 }
 
-std::string_view trim(std::string_view text) {
-  while (!text.empty() && is_white(text.front())) text.remove_prefix(1);
-  while (!text.empty() && is_white(text.back())) text.remove_suffix(1);
-  return text;
-}
-
 std::vector<std::string> split_white(std::string_view text) {
   std::vector<std::string> words;
   for (size_t i = 0; i < text.size();) {

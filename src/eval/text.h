@@ -8,12 +8,12 @@
 #include <string_view>
 #include <vector>
 
+#include "base/trim.h"
 #include "longkv/status.h"
 
 namespace longkv {
 
 std::string lower_ascii(std::string_view text);
-std::string_view trim(std::string_view text);  // ASCII white space
 std::vector<std::string> split_white(std::string_view text);
 std::vector<std::string> split_lines(std::string_view text);
 std::string join(const std::vector<std::string>& pieces, std::string_view separator);

@@ -114,7 +114,7 @@ ChunkAttention ChunkModel::attention_of(int layer, const ChunkPrompt& prompt, co
     a.without_middle = mask.kind == OldRows::kGates;
     a.compensate = mask.compensate;
     if (mask.kind == OldRows::kMixed) a.mix = mask.values + layer * values_per_layer(mask.kind);
-    if (!mask.heads.empty()) a.heads = mask.heads.subspan(size_t(layer * c.kv_heads), size_t(c.kv_heads));
+    if (!mask.heads.empty()) a.heads = mask.heads.subspan(size_t(layer) * size_t(c.kv_heads), size_t(c.kv_heads));
   }
   a.tokens = tokens;
   a.q = tape.q.data();

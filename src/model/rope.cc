@@ -90,7 +90,7 @@ void turn_rows(const RopeTable& table, double delta, float* x, int64_t n, int64_
   for (int i = 0; i < half; ++i) {
     const double a = delta * double(table.inverse_frequencies()[size_t(i)]);
     angle[size_t(i)] = float(std::cos(a));
-    angle[size_t(half + i)] = float(std::sin(a));
+    angle[size_t(half) + size_t(i)] = float(std::sin(a));
   }
   for (int64_t r = 0; r < n; ++r) turn_row(table.pairs(), half, angle.data(), angle.data() + half, x + r * stride);
 }

@@ -34,8 +34,8 @@ class ScratchArray {
       data_.resize(size_t(n) + kAlign / sizeof(T));
       size_ = n;
     }
-    const uintptr_t address = reinterpret_cast<uintptr_t>(data_.data());
-    return reinterpret_cast<T*>((address + kAlign - 1) / kAlign * kAlign);
+    const auto over = reinterpret_cast<uintptr_t>(data_.data()) % kAlign;
+    return data_.data() + (over == 0 ? 0 : (kAlign - over) / sizeof(T));
   }
 
  private:

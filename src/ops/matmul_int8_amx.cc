@@ -134,8 +134,8 @@ void multiply_amx(const Int8Tile& a) {
 }  // namespace
 
 const Int8Level& int8_level_amx() {
-  static constexpr Int8Level level{"amx", false, nullptr, decode_x86<ByteInterleave>, multiply_amx};
-  return level;
+  static constexpr Int8Level kLevel{"amx", false, nullptr, decode_x86<ByteInterleave>, multiply_amx};
+  return kLevel;
 }
 
 }  // namespace longkv

@@ -209,8 +209,8 @@ void zero_terms_avx2(const int8_t* q, int64_t columns, int group, int zero, int1
 }  // namespace
 
 const Int8Level& int8_level_avx2() {
-  static constexpr Int8Level level{"avx2", true, zero_terms_avx2, decode_x86<Avx2Interleave>, multiply_avx2};
-  return level;
+  static constexpr Int8Level kLevel{"avx2", true, zero_terms_avx2, decode_x86<Avx2Interleave>, multiply_avx2};
+  return kLevel;
 }
 
 }  // namespace longkv

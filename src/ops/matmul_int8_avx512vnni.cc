@@ -91,8 +91,8 @@ void multiply_vnni(const Int8Tile& a) {
 }  // namespace
 
 const Int8Level& int8_level_avx512vnni() {
-  static constexpr Int8Level level{"avx512vnni", false, nullptr, decode_x86<ByteInterleave>, multiply_vnni};
-  return level;
+  static constexpr Int8Level kLevel{"avx512vnni", false, nullptr, decode_x86<ByteInterleave>, multiply_vnni};
+  return kLevel;
 }
 
 }  // namespace longkv

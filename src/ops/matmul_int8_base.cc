@@ -64,8 +64,8 @@ void multiply_base(const Int8Tile& a) {
 }  // namespace
 
 const Int8Level& int8_level_base() {
-  static constexpr Int8Level level{"base", false, nullptr, decode_any<SignedInterleave>, multiply_base};
-  return level;
+  static constexpr Int8Level kLevel{"base", false, nullptr, decode_any<SignedInterleave>, multiply_base};
+  return kLevel;
 }
 
 const PanelType* panel_type(TensorType type) {

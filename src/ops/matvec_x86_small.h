@@ -34,7 +34,7 @@ inline Halves split_nibbles(__m256i packed) {
 // Sets bit 4 of every value from the 32 bits that start at byte kAt of each 128-bit lane of `bits`.
 template <int kAt>
 inline Halves add_fifth_bit(Halves v, __m256i bits) {
-  constexpr char a = kAt, b = kAt + 1, c = kAt + 2, d = kAt + 3;
+  const char a = kAt, b = kAt + 1, c = kAt + 2, d = kAt + 3;
   const __m256i spread_low = _mm256_setr_epi8(a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b,  //
                                               a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b);
   const __m256i spread_high = _mm256_setr_epi8(c, c, c, c, c, c, c, c, d, d, d, d, d, d, d, d,  //

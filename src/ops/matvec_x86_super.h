@@ -131,7 +131,7 @@ struct Q6K {  // quants 0 .. 63 with an offset of 32
   }
   template <int g>
   static __m256i quants(const Block& b) {
-    constexpr int h = g / 4, s = g % 4;
+    const int h = g / 4, s = g % 4;
     return _mm256_or_si256(move_bits<4 * (s / 2), 0, 15>(load256(b.ql + 64 * h + 32 * (s & 1))),
                            move_bits<2 * s, 4, 0x30>(load256(b.qh + 32 * h)));
   }

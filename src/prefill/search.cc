@@ -23,7 +23,7 @@ int64_t& free_size(HeadPattern& p) { return p.kind == PrefillKind::kBlockSparse 
 
 AssignmentSearch::AssignmentSearch(const KvShape& shape, int64_t budget, ThreadPool& pool)
     : shape_(shape), budget_(budget), pool_(pool), attention_(pool) {
-  const size_t layers = size_t(shape.layers), heads = size_t(shape.kv_heads * shape.group_size);
+  const size_t layers = size_t(shape.layers), heads = size_t(shape.kv_heads) * size_t(shape.group_size);
   assignment_.assign(layers, std::vector<HeadPattern>(heads));
   errors_.assign(layers, std::vector<double>(heads, 0.0));
   pairs_.assign(layers, std::vector<PrefillPairs>(heads));
@@ -49,7 +49,7 @@ std::vector<PrefillPairs> AssignmentSearch::cost(const std::vector<HeadPattern>&
 }
 
 std::vector<HeadPattern> AssignmentSearch::fit(const HeadPattern& candidate, const PrefillAttendArgs& chunk) {
-  const size_t n = size_t(shape_.kv_heads * shape_.group_size);
+  const size_t n = size_t(shape_.kv_heads) * size_t(shape_.group_size);
   std::vector<int64_t> fits(n, 0), over(n), budget(n);
   for (size_t head = 0; head < n; ++head) {
     const int64_t first = chunk.first_row(int64_t(head) / shape_.group_size);

@@ -103,7 +103,7 @@ std::optional<Candidate> greatest(std::span<const float> logits, std::span<const
   for (size_t b = 0; b < biases.size(); ++b) {
     const auto [id, bias] = biases[b];
     const bool twice =
-        std::any_of(biases.begin(), biases.begin() + long(b), [&](const auto& o) { return o.first == id; });
+        std::any_of(biases.begin(), biases.begin() + long(b), [id = id](const auto& o) { return o.first == id; });
     if (twice || id == unbiased.id) return std::nullopt;
     if (size_t(id) >= logits.size()) continue;
     const Candidate lifted{id, logits[size_t(id)] + bias};

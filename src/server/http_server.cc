@@ -157,7 +157,7 @@ void HttpServer::Impl::set_up() {
     return httplib::Server::HandlerResponse::Unhandled;
   });
   listener.Options(".*", [](const Request&, Response& response) { response.status = 204; });
-  listener.set_exception_handler([](const Request&, Response& response, std::exception_ptr e) {
+  listener.set_exception_handler([](const Request&, Response& response, const std::exception_ptr& e) {
     std::string what = "unknown";
     try {
       std::rethrow_exception(e);

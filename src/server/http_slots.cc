@@ -55,7 +55,7 @@ void HttpRoutes::slot_action(const Request& request, Response& response) {
   };
   const auto with_slot = [&](int slot, const std::function<Status(Slot&)>& work) {
     bool busy = false;
-    const Status s = service.scheduler().with_idle_slot(slot, work, &busy);
+    Status s = service.scheduler().with_idle_slot(slot, work, &busy);
     if (busy) refusal = 409;
     return s;
   };

@@ -36,6 +36,7 @@ uint64_t all_of(size_t n) { return n >= 64 ? ~uint64_t(0) : (uint64_t(1) << n) -
 JsonAcceptor::JsonAcceptor(const JsonSchema& schema) : schema_(&schema), depth_(1) { frames_[0].node = schema.root(); }
 
 JsonAcceptor& JsonAcceptor::operator=(const JsonAcceptor& other) {
+  if (this == &other) return *this;
   schema_ = other.schema_;
   depth_ = other.depth_;
   std::copy_n(other.frames_.begin(), depth_, frames_.begin());

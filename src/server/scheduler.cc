@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/seconds.h"
 
 namespace longkv::server {
 
@@ -19,8 +20,6 @@ constexpr auto kWritePause = std::chrono::milliseconds(200);
 constexpr double kFollow = 0.07;
 constexpr double kStepQuantile = 0.4, kTokenQuantile = 0.7;
 
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
 // Moves `estimate` towards the given quantile of the values. Unlike a mean it does not follow the few values that other
 // programs on the machine have stretched.
 void follow(double& estimate, double value, double quantile) {
@@ -30,10 +29,10 @@ void follow(double& estimate, double value, double quantile) {
 
 }  // namespace
 
-Result<std::unique_ptr<Scheduler>> Scheduler::create(std::shared_ptr<const LoadedModel> model,
+Result<std::unique_ptr<Scheduler>> Scheduler::create(const std::shared_ptr<const LoadedModel>& model,
                                                      const Tokenizer& tokenizer, const SchedulerOptions& options,
                                                      ThreadPool& pool) {
-  std::unique_ptr<Scheduler> scheduler(new Scheduler(model, options, tokenizer, pool));
+  std::unique_ptr<Scheduler> scheduler(new Scheduler(model, options, pool));
   for (int i = 0; i < options.slots; ++i) {
     LONGKV_ASSIGN(auto session, Session::create(model, options.session, pool));
     scheduler->slots_.push_back(std::make_unique<Slot>(i, std::move(session), tokenizer, options.prefixes.get()));
@@ -45,11 +44,8 @@ Result<std::unique_ptr<Scheduler>> Scheduler::create(std::shared_ptr<const Loade
   return scheduler;
 }
 
-Scheduler::Scheduler(std::shared_ptr<const LoadedModel> model, const SchedulerOptions& options,
-                     const Tokenizer& tokenizer, ThreadPool& pool)
-    : options_(options),
-      tokenizer_(tokenizer),
-      batch_(std::move(model), options.session.context, options.session.products, pool) {}
+Scheduler::Scheduler(std::shared_ptr<const LoadedModel> model, const SchedulerOptions& options, ThreadPool& pool)
+    : options_(options), batch_(std::move(model), options.session.context, options.session.products, pool) {}
 
 Scheduler::~Scheduler() {
   {

@@ -48,8 +48,9 @@ struct SlotInfo {
 class Scheduler {
  public:
   // Errors: see Session::create.
-  static Result<std::unique_ptr<Scheduler>> create(std::shared_ptr<const LoadedModel> model, const Tokenizer& tokenizer,
-                                                   const SchedulerOptions& options, ThreadPool& pool);
+  static Result<std::unique_ptr<Scheduler>> create(const std::shared_ptr<const LoadedModel>& model,
+                                                   const Tokenizer& tokenizer, const SchedulerOptions& options,
+                                                   ThreadPool& pool);
   ~Scheduler();
 
   // Events of the request come through the queue, the last one Finished or a Status. Null: too many requests wait.
@@ -63,8 +64,7 @@ class Scheduler {
   const SchedulerOptions& options() const { return options_; }
 
  private:
-  Scheduler(std::shared_ptr<const LoadedModel> model, const SchedulerOptions& options, const Tokenizer& tokenizer,
-            ThreadPool& pool);
+  Scheduler(std::shared_ptr<const LoadedModel> model, const SchedulerOptions& options, ThreadPool& pool);
   void loop();
   bool busy(SlotState state) const;
   void write_prefix();
@@ -81,7 +81,6 @@ class Scheduler {
   void publish();
 
   SchedulerOptions options_;
-  const Tokenizer& tokenizer_;
   BatchDecoder batch_;
   std::vector<std::unique_ptr<Slot>> slots_;  // the thread's
   // Seconds of decode steps, in turns without and with prompt work.

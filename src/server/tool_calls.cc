@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/trim.h"
+
 namespace longkv::server {
 
 namespace {
@@ -13,13 +15,6 @@ using Json = nlohmann::ordered_json;
 constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>", kList = "[TOOL_CALLS]",
                            kPython = "<|python_tag|>";
 constexpr size_t kMaxCalls = 128;
-
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kBlanks = " \t\r\n";
-  const size_t begin = text.find_first_not_of(kBlanks);
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(kBlanks) - begin + 1);
-}
 
 // Where the JSON value at the beginning of `text` ends; 0 where there is none. Brackets outside of strings decide.
 size_t value_end(std::string_view text) {
@@ -97,10 +92,10 @@ std::vector<ToolCall> ToolText::finish(std::string& rest) {
   std::string_view text = std::string_view(all_).substr(shown_);
   rest = text;
   std::vector<ToolCall> calls;
-  std::string_view left = trimmed(text);
+  std::string_view left = trim(text);
   const auto failed = [] { return std::vector<ToolCall>(); };
   if (left.starts_with(kList)) {
-    left = trimmed(left.substr(kList.size()));
+    left = trim(left.substr(kList.size()));
     if (value_end(left) != left.size()) return failed();
     const Json list = Json::parse(left, nullptr, false);
     if (!list.is_array()) return failed();
@@ -109,15 +104,15 @@ std::vector<ToolCall> ToolText::finish(std::string& rest) {
     }
   } else {
     // One or more objects, each in its brackets or, without them, divided by blanks and semicolons.
-    if (left.starts_with(kPython)) left = trimmed(left.substr(kPython.size()));
+    if (left.starts_with(kPython)) left = trim(left.substr(kPython.size()));
     while (!left.empty()) {
       const bool marked = left.starts_with(kOpen);
-      if (marked) left = trimmed(left.substr(kOpen.size()));
+      if (marked) left = trim(left.substr(kOpen.size()));
       const size_t end = left.starts_with('{') ? value_end(left) : 0;
       if (end == 0 || !add_call(left.substr(0, end), calls)) return failed();
-      left = trimmed(left.substr(end));
-      if (marked && left.starts_with(kClose)) left = trimmed(left.substr(kClose.size()));
-      if (!marked && left.starts_with(';')) left = trimmed(left.substr(1));
+      left = trim(left.substr(end));
+      if (marked && left.starts_with(kClose)) left = trim(left.substr(kClose.size()));
+      if (!marked && left.starts_with(';')) left = trim(left.substr(1));
     }
   }
   if (!calls.empty()) rest.clear();

@@ -73,21 +73,13 @@ std::string replace_space_marks(std::string_view text) {
 
 // Names by which models end an answer. The second list holds words that are ordinary text in some vocabularies, so
 // only a control token counts.
-constexpr std::string_view kEndNames[] = {"<|eot_id|>",
-                                          "<|im_end|>",
-                                          "<|end|>",
-                                          "<|return|>",
-                                          "<|call|>",
-                                          "<end_of_turn>",
-                                          "<|endoftext|>",
-                                          "<|eom_id|>",
-                                          "<|end_of_text|>",
-                                          "<end_of_utterance>",
-                                          "<EOT>",
-                                          "_<EOT>",
-                                          "[EOT]",
-                                          "<\xEF\xBD\x9C"
-                                          "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>"};
+constexpr std::string_view kEndNames[] = {"<|eot_id|>",      "<|im_end|>",
+                                          "<|end|>",         "<|return|>",
+                                          "<|call|>",        "<end_of_turn>",
+                                          "<|endoftext|>",   "<|eom_id|>",
+                                          "<|end_of_text|>", "<end_of_utterance>",
+                                          "<EOT>",           "_<EOT>",
+                                          "[EOT]",           "<\uFF5Cend\u2581of\u2581sentence\uFF5C>"};
 constexpr std::string_view kEndNamesIfControl[] = {"</s>", "<eos>", "[EOS]"};
 
 template <size_t N>
@@ -121,9 +113,8 @@ void build_pieces(Vocabulary& v) {
   for (int32_t id = 0; id < v.size(); ++id) {
     const std::string_view text = v.text(id);
     const TokenType type = v.type(id);
-    if (v.is_control(id)) {
-      v.pieces.add(text);
-    } else if (v.kind == VocabularyKind::kSentencePiece) {
+    const bool control = v.is_control(id);
+    if (!control && v.kind == VocabularyKind::kSentencePiece) {
       const int byte = byte_value(text);
       if (byte >= 0 && (type == TokenType::kByte || type == TokenType::kNormal)) {
         if (v.byte_tokens[static_cast<size_t>(byte)] == kNoToken) v.byte_tokens[static_cast<size_t>(byte)] = id;
@@ -133,7 +124,7 @@ void build_pieces(Vocabulary& v) {
       } else {
         v.pieces.add(replace_space_marks(text));
       }
-    } else if (type != TokenType::kUserDefined && decode_byte_alphabet(text, bytes)) {
+    } else if (!control && type != TokenType::kUserDefined && decode_byte_alphabet(text, bytes)) {
       v.pieces.add(bytes);
     } else {
       v.pieces.add(text);

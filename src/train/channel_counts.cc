@@ -1,6 +1,7 @@
 #include "train/channel_counts.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 namespace longkv {
@@ -15,7 +16,7 @@ ChannelCounts counts_by_threshold(const MaskShape& shape, const std::vector<floa
   }
   std::stable_sort(order.begin(), order.end(),
                    [&](int64_t a, int64_t b) { return alpha[size_t(a)] > alpha[size_t(b)]; });
-  order.resize(size_t(double(order.size()) * (1.0 - ratio) + 0.5));
+  order.resize(size_t(std::llround(double(order.size()) * (1.0 - ratio))));
   ChannelCounts counts(size_t(shape.heads()), 0);
   for (int64_t i : order) ++counts[size_t(i / shape.dim_k)];
   for (int64_t& n : counts) n = std::min<int64_t>((n + align / 2) / align * align, shape.dim_k);

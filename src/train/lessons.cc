@@ -180,6 +180,7 @@ Result<Lesson> make_lesson(const Tokenizer& tokenizer, const LessonOptions& opti
   }
   Draw draw(options.seed, index);
   const uint64_t kinds = uint64_t(lesson_kinds(options));
+  if (kinds == 0) return fail(Code::kInvalidArgument, "no kind of document to learn from is chosen");
   if (!options.texts.empty() && index % kinds == kinds - 1) return continuation(tokenizer, options, draw, tokens);
 
   // A piece takes eight tokens at least. The number of pieces that fit follows from the tokens of the whole; a few

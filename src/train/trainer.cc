@@ -63,8 +63,9 @@ Trainer::Trainer(std::shared_ptr<const LoadedModel> model, const Tokenizer& toke
                  ThreadPool& pool)
     : model_(std::move(model)), tokenizer_(tokenizer), options_(options), pool_(pool) {}
 
-Result<std::unique_ptr<Trainer>> Trainer::create(std::shared_ptr<const LoadedModel> model, const Tokenizer& tokenizer,
-                                                 const TrainOptions& options, ThreadPool& pool) {
+Result<std::unique_ptr<Trainer>> Trainer::create(const std::shared_ptr<const LoadedModel>& model,
+                                                 const Tokenizer& tokenizer, const TrainOptions& options,
+                                                 ThreadPool& pool) {
   LONGKV_TRY(check_options(options));
   std::unique_ptr<Trainer> t(new Trainer(model, tokenizer, options, pool));
   const ModelConfig& c = model->config();

@@ -77,8 +77,9 @@ struct TrainResult {
 class Trainer {
  public:
   // Errors: kInvalidArgument (options), kUnsupported (nothing in the model can be learned), kOutOfMemory.
-  static Result<std::unique_ptr<Trainer>> create(std::shared_ptr<const LoadedModel> model, const Tokenizer& tokenizer,
-                                                 const TrainOptions& options, ThreadPool& pool);
+  static Result<std::unique_ptr<Trainer>> create(const std::shared_ptr<const LoadedModel>& model,
+                                                 const Tokenizer& tokenizer, const TrainOptions& options,
+                                                 ThreadPool& pool);
 
   // Runs to the end, or until `cancel`. With `checkpoint`, the state is written there at least once a minute and before
   // returning, and read from there at the start when the file exists.

@@ -344,7 +344,7 @@ Status Parser::call_arguments(CallArguments& arguments) {
   const Level level(*this);
   LONGKV_TRY(level.check());
   const uint32_t line = current().line;
-  const Status bad = template_error(line, "invalid syntax for function call expression");
+  Status bad = template_error(line, "invalid syntax for function call expression");
   next();
   bool comma = false;
   while (!current().op(")")) {
