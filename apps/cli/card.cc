@@ -80,6 +80,13 @@ CardRows rows_of(bool kv, bool hybrid) {
   return hybrid ? CardRows::kHybrid : kv ? CardRows::kOnCard : CardRows::kInMemory;
 }
 
+// What of the recipe a card cannot do, its rows being where they are to lie.
+Status supported(const LoadedModel& model, const Recipe& recipe, bool kv, bool hybrid) {
+  return hybrid ? card_supports_hybrid(model, recipe)
+         : kv   ? card_supports(model, recipe)
+                : card_supports_host_kv(model, recipe);
+}
+
 CardPlanRequest request_for(const Opened& opened, int64_t context, int64_t cap, const CudaCard* card) {
   // Memory that the card itself needs beside what a program asks for: rounding of its allocations.
   constexpr int64_t kSpare = int64_t(256) << 20;
@@ -179,9 +186,7 @@ Status choose_card(const ModelOptions& o, const KvPlan& all, Opened& opened) {
   } else {
     const auto card = std::find_if(cards->begin(), cards->end(), [&](const CudaCard& c) { return c.index == index; });
     refused = card == cards->end() ? fail(Code::kUnsupported, "there is no usable card {}", index)
-              : opened.card_hybrid ? card_supports_hybrid(*opened.model, opened.recipe)
-              : opened.card_kv     ? card_supports(*opened.model, opened.recipe)
-                                   : card_supports_host_kv(*opened.model, opened.recipe);
+                                   : supported(*opened.model, opened.recipe, opened.card_kv, opened.card_hybrid);
     if (refused.ok()) refused = load_card(o, asked, cap, *card, all, opened);
   }
   if (opened.card) return {};
@@ -209,6 +214,11 @@ Result<std::optional<CardPlan>> plan_of_card(const ModelOptions& o, const Opened
   placed.card_chunk = o.chunk.value_or(0);
   placed.card_kv = o.kv_place != "cpu" && o.kv_place != "disk";
   placed.card_hybrid = o.kv_place == "hybrid";
+  if (card != nullptr) {
+    const Status can = supported(*opened.model, opened.recipe, placed.card_kv, placed.card_hybrid);
+    if (!can.ok() && card_wanted(o)) return can;
+    if (!can.ok()) return std::optional<CardPlan>();
+  }
   // Without a card --vram describes the one that is planned for.
   CardPlanRequest q = request_for(placed, all.context, cap, card);
   q.layers = asked;

@@ -155,6 +155,50 @@ TEST(CliUsage, AnExplicitWishForACardIsMetOrRefused) {
   EXPECT_TRUE(refuses(longkv_program(join(limited, {"--strict"})), 2, "--vram is ignored"));
 }
 
+// Layers that would go to a card, of a size that is only named.
+TEST(CliUsage, APlanForACardThatIsNotThere) {
+  const std::string model = repo_model("needle-10m-128k-f16.gguf");
+  const auto plan = [&](std::initializer_list<std::string> more) {
+    return longkv_program(join({"plan", "-m", model, "-c", "8K", "--json"}, more));
+  };
+  const auto layers = [](const Outcome& o) {
+    const std::string key = "\"layers_on_card\": ";
+    const size_t at = o.out.find(key);
+    return at == std::string::npos ? -1 : std::atoi(o.out.c_str() + at + key.size());
+  };
+  EXPECT_EQ(layers(plan({})), -1);
+  const int all = layers(plan({"--vram", "4G"})), some = layers(plan({"--vram", "150M"}));
+  EXPECT_GT(all, 1);
+  EXPECT_GE(some, 0);
+  EXPECT_LT(some, all);
+  EXPECT_EQ(layers(plan({"--vram", "4G", "-ngl", "1"})), 1);
+  EXPECT_EQ(plan({"--vram", "4G", "-ngl", "all"}).exit_code, 0);
+  const Outcome small = plan({"--vram", "30M", "-ngl", "all"});
+  EXPECT_EQ(small.exit_code, 1);
+  EXPECT_NE(small.err.find("of VRAM are needed"), std::string::npos) << small.err;
+}
+
+// Where rows lie changes no bit, and what cannot lie there is refused.
+TEST(CliUsage, ACacheOnADisk) {
+  const std::string model = TinyModel().write("model.gguf");
+  const Args run = {"run", "-m", model, "-p", "abcdef", "--raw", "-n", "8", "-t", "1", "--temp", "0", "--ignore-eos"};
+  const Outcome here = longkv_program(run), there = longkv_program(join(run, {"--kv-place", "disk"}));
+  EXPECT_EQ(there.exit_code, 0) << there.err;
+  EXPECT_EQ(there.out, here.out);
+  EXPECT_FALSE(here.out.empty());
+  const Outcome lost = longkv_program(join(run, {"--kv-place", "disk", "--kv-dir", "/no/such/folder"}));
+  EXPECT_EQ(lost.exit_code, 1);
+  EXPECT_NE(lost.err.find("--kv-dir"), std::string::npos) << lost.err;
+  const Outcome encoded = longkv_program(join(run, {"--kv-place", "disk", "--kv", "kivi4"}));
+  EXPECT_NE(encoded.exit_code, 0);
+  EXPECT_EQ(encoded.out, "");
+  EXPECT_TRUE(refuses(longkv_program(join(run, {"--kv-dir", "/tmp", "--strict"})), 2, "--kv-dir is ignored"));
+  EXPECT_TRUE(refuses(longkv_program({"serve", "-m", model, "--kv-place", "disk"}), 2, "in memory"));
+  const Outcome plan = longkv_program({"plan", "-m", model, "--kv-place", "disk"});
+  EXPECT_EQ(plan.exit_code, 0) << plan.err;
+  EXPECT_NE(plan.out.find("K (on disk)"), std::string::npos) << plan.out;
+}
+
 // Help offers what a command can do, with the values that it has.
 TEST(CliUsage, HelpIsTheCommandsOwn) {
   const auto help = [](const std::string& command) { return longkv_program({command, "--help-all"}).out; };
@@ -164,7 +208,7 @@ TEST(CliUsage, HelpIsTheCommandsOwn) {
     EXPECT_NE(help(command).find("--gpu-layers"), std::string::npos) << command;
   }
   for (const char* command : {"serve", "train", "eval-kv", "search-prefill"}) {
-    for (const char* option : {"--gpu-layers", "--vram", "--kv-place", "--device"})
+    for (const char* option : {"--gpu-layers", "--vram", "--kv-place", "--kv-dir", "--device"})
       EXPECT_EQ(help(command).find(option), std::string::npos) << command << option;
   }
 }
