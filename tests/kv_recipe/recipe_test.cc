@@ -217,8 +217,6 @@ TEST(Recipe, StoreAndMaskJoin) {
 }
 
 TEST(Recipe, WordsOfLaterVersionsAreKnown) {
-  expect_refused("asymkv", {"known but not in this version", "normmass"});
-  expect_refused("keep=asymkv", {"known but not in this version", "normmass"});
   expect_refused("place=hybrid", {"known but not in this version", "place=cpu"});
 }
 

@@ -19,7 +19,6 @@ struct LaterWord {
   const char* nearest;
 };
 constexpr LaterWord kLater[] = {
-    {"asymkv", "normmass"},
     {"gpu", "place=cpu"},
     {"hybrid", "place=cpu"},
     {"disk", "place=cpu"},
