@@ -103,9 +103,10 @@ void VirtualArray::release(uint64_t begin, uint64_t end) {
   if (last <= first) return;
   const uint64_t of_file = mapped_end_ < last ? mapped_end_ : last;
   if (first < of_file) {
-    // A file's pages would come back with the file's content; fresh ones take their place.
-    ::mmap(data_ + first, of_file - first, PROT_READ | PROT_WRITE,
-           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    // A file's pages would come back with the file's content; fresh ones take their place, in address space that is
+    // held.
+    (void)::mmap(data_ + first, of_file - first, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   }
   const uint64_t rest = first < of_file ? of_file : first;
   if (rest < last) ::madvise(data_ + rest, last - rest, MADV_DONTNEED);
@@ -118,8 +119,8 @@ void VirtualArray::release_file(uint64_t begin, uint64_t end) {
   const uint64_t last = end >= size_ ? allocated_ : std::min(allocated_, end & ~(page - 1));
   if (last <= first) return;
   if (first < mapped_end_) {  // a file that was mapped over it would show through
-    ::mmap(data_ + first, std::min(last, (mapped_end_ + page - 1) & ~(page - 1)) - first, PROT_READ | PROT_WRITE,
-           MAP_SHARED | MAP_FIXED, disk_->fd(), off_t(region_ + first));
+    (void)::mmap(data_ + first, std::min(last, (mapped_end_ + page - 1) & ~(page - 1)) - first, PROT_READ | PROT_WRITE,
+                 MAP_SHARED | MAP_FIXED, disk_->fd(), off_t(region_ + first));
   }
   disk_->release(region_ + first, last - first);
   if (last == allocated_) allocated_ = first;

@@ -69,9 +69,9 @@ PrefixEntry* PrefixStore::find(const KvFileId& id) {
 }
 
 const std::set<KvFileId>& PrefixStore::holders(const KvFileId& block) const {
-  static const std::set<KvFileId> none;
+  static const std::set<KvFileId> kNone;
   const auto found = blocks_.find(block);
-  return found == blocks_.end() ? none : found->second;
+  return found == blocks_.end() ? kNone : found->second;
 }
 
 void PrefixStore::index(const PrefixEntry& entry) {

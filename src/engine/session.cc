@@ -391,7 +391,7 @@ Status Session::decode_layers(int32_t id, int64_t position) {
   LONGKV_TRY(graph_.embed(&id, 1, hidden_.data()));
   LONGKV_TRY(note_classes({&id, 1}));
   for (int layer = 0; layer < c.layers; ++layer) {
-    const Status done = graph_.decode_layer(layer, *kv_, hidden_.data(), position);
+    Status done = graph_.decode_layer(layer, *kv_, hidden_.data(), position);
     if (done.ok()) continue;
     (void)kv_->truncate(TokenCount{position});  // layers before this one hold the token already
     return done;

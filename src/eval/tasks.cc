@@ -13,20 +13,20 @@ namespace {
 
 // Ruler: the eleven of RULER's thirteen tasks that need no data set.
 const std::vector<std::pair<std::string, std::vector<std::string>>>& groups() {
-  static const std::vector<std::string> needles = {"niah_single_1",   "niah_single_2",   "niah_single_3",
-                                                   "niah_multikey_1", "niah_multikey_2", "niah_multikey_3",
-                                                   "niah_multivalue", "niah_multiquery"};
-  static const auto all = [] {
+  static const std::vector<std::string> kNeedles = {"niah_single_1",   "niah_single_2",   "niah_single_3",
+                                                    "niah_multikey_1", "niah_multikey_2", "niah_multikey_3",
+                                                    "niah_multivalue", "niah_multiquery"};
+  static const auto kAll = [] {
     std::vector<std::pair<std::string, std::vector<std::string>>> g;
-    g.emplace_back("niah", needles);
-    g.emplace_back("ruler", needles);
+    g.emplace_back("niah", kNeedles);
+    g.emplace_back("ruler", kNeedles);
     for (const char* more : {"vt", "cwe", "fwe"}) g.back().second.emplace_back(more);
     g.emplace_back("story", std::vector<std::string>{"story_retrieval", "story_filter", "story_multihop"});
     g.emplace_back("all", std::vector<std::string>{});
     for (const EvalTask& t : eval_tasks()) g.back().second.push_back(t.name);
     return g;
   }();
-  return all;
+  return kAll;
 }
 
 }  // namespace
@@ -34,7 +34,7 @@ const std::vector<std::pair<std::string, std::vector<std::string>>>& groups() {
 const char* prompt_form_name(PromptForm form) { return form == PromptForm::kPlain ? "plain" : "needle-10m"; }
 
 const std::vector<EvalTask>& eval_tasks() {
-  static const std::vector<EvalTask> tasks = [] {
+  static const std::vector<EvalTask> kTasks = [] {
     std::vector<EvalTask> t;
     add_needle_tasks(t);
     add_pair_tasks(t);
@@ -44,7 +44,7 @@ const std::vector<EvalTask>& eval_tasks() {
     add_symbolic_tasks(t);
     return t;
   }();
-  return tasks;
+  return kTasks;
 }
 
 const EvalTask* find_eval_task(const std::string& name) {
