@@ -63,7 +63,8 @@ Result<std::unique_ptr<CardIndex>> CardIndex::create(CardMemory& memory, const M
   for (int l = 0; l < c.layers; ++l) {
     index->boxes_.push_back(
         card::place_summaries(kind, block, c.kv_heads, c.head_dim_k, blocks, index->by_bits_ ? nullptr : at));
-    index->bits_.push_back(card::place_bits(block, c.kv_heads, c.head_dim_k, blocks, r.index.rotate, r.index.unbiased, at));
+    index->bits_.push_back(
+        card::place_bits(block, c.kv_heads, c.head_dim_k, blocks, r.index.rotate, r.index.unbiased, at));
     if (index->chooses_[size_t(l)]) at += per_layer;
   }
   LONGKV_ASSIGN(index->scores_, CardBuffer::create(memory, c.kv_heads * blocks * 4, "scores of the KV blocks"));

@@ -167,10 +167,9 @@ TEST(CliUsage, APlanForACardThatIsNotThere) {
     return at == std::string::npos ? -1 : std::atoi(o.out.c_str() + at + key.size());
   };
   EXPECT_EQ(layers(plan({})), -1);
-  const int all = layers(plan({"--vram", "4G"})), some = layers(plan({"--vram", "150M"}));
+  const int all = layers(plan({"--vram", "4G"})), none = layers(plan({"--vram", "100M"}));
   EXPECT_GT(all, 1);
-  EXPECT_GE(some, 0);
-  EXPECT_LT(some, all);
+  EXPECT_EQ(none, 0);  // what feeds layers from memory takes more than these 18 MiB of weights
   EXPECT_EQ(layers(plan({"--vram", "4G", "-ngl", "1"})), 1);
   EXPECT_EQ(plan({"--vram", "4G", "-ngl", "all"}).exit_code, 0);
   const Outcome small = plan({"--vram", "30M", "-ngl", "all"});

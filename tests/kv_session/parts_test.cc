@@ -172,7 +172,7 @@ TEST(LayerPlan, StepsThatDivideNothingDenseLayersAndWindows) {
 TEST(Coarse, IndexBytesStayBelowAttentionBytesAtOneMillion) {
   for (const int dim : {64, 128}) {
     const KvShape s = make_shape(1, 1, 4, dim);
-    for (const IndexKind kind : {IndexKind::kMean, IndexKind::kMinMax, IndexKind::kFixed, IndexKind::kBits}) {
+    for (const IndexKind kind : {IndexKind::kMean, IndexKind::kMinMax, IndexKind::kFixed}) {
       for (const int64_t block : {16, 64, 128}) {
         for (const int64_t rows : {int64_t{8192}, int64_t{131072}, int64_t{1048576}}) {
           const IndexSpec spec{.kind = kind, .block = block, .reps = 2};
@@ -191,6 +191,16 @@ TEST(Coarse, IndexBytesStayBelowAttentionBytesAtOneMillion) {
         }
       }
     }
+  }
+}
+
+TEST(Coarse, KindsThatReadEveryTokenHaveOneLevelUnlessTheRecipeNamesMore) {
+  const KvShape s = make_shape(1, 1, 4, 64);
+  for (const IndexKind kind : {IndexKind::kBits, IndexKind::kChannels, IndexKind::kLabels}) {
+    IndexSpec spec{.kind = kind, .block = 16};
+    EXPECT_EQ(choose_coarse_factor(spec, s, 1048576, 1), 1);
+    spec.coarse = 8;
+    EXPECT_EQ(choose_coarse_factor(spec, s, 1048576, 1), 8);
   }
 }
 
