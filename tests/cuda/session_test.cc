@@ -13,16 +13,12 @@
 #include "engine/likelihood.h"
 #include "support/golden.h"
 #include "support/paths.h"
+#include "support/random_ids.h"
 
 namespace longkv {
 namespace {
 
-std::vector<int32_t> random_ids(int64_t n, int64_t vocab, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < n; ++i) ids.push_back(int32_t(random() % uint64_t(vocab)));
-  return ids;
-}
+using test::random_ids;
 
 struct Pair {
   std::unique_ptr<ThreadPool> pool = std::make_unique<ThreadPool>(default_threads());

@@ -3,20 +3,14 @@
 
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "support/golden.h"
 #include "support/paths.h"
+#include "support/random_ids.h"
 
 namespace longkv {
 namespace {
 
-std::vector<int32_t> random_ids(int64_t n, int64_t vocab, uint32_t seed) {
-  std::mt19937 rng(seed);
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < n; ++i) ids.push_back(int32_t(rng() % uint64_t(vocab)));
-  return ids;
-}
+using test::random_ids;
 
 TEST(BatchDecoder, EverySequenceAsAlone) {
   ThreadPool pool(2);

@@ -2,25 +2,20 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <random>
 
 #include "engine/session.h"
 #include "support/golden.h"
+#include "support/random_ids.h"
 
 namespace longkv {
 namespace {
+
+using test::random_ids;
 
 std::shared_ptr<const LoadedModel> tiny(const std::string& name) {
   auto model = LoadedModel::load(test::tiny_model(name));
   EXPECT_TRUE(model.ok()) << model.status().message();
   return *model;
-}
-
-std::vector<int32_t> random_ids(int64_t n, int64_t vocab, uint32_t seed = 1) {
-  std::mt19937 rng(seed);
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < n; ++i) ids.push_back(int32_t(rng() % uint64_t(vocab)));
-  return ids;
 }
 
 struct Settings {

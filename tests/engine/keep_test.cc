@@ -1,20 +1,14 @@
 // Keep stages under a whole model: order of the prompt, turns, sequences after each other, memory at the peak.
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "engine/session.h"
 #include "support/golden.h"
+#include "support/random_ids.h"
 
 namespace longkv {
 namespace {
 
-std::vector<int32_t> random_ids(int64_t n, int64_t vocab, uint32_t seed) {
-  std::mt19937 engine(seed);
-  std::vector<int32_t> ids(static_cast<size_t>(n));
-  for (int32_t& id : ids) id = int32_t(engine() % uint32_t(vocab));
-  return ids;
-}
+using test::random_ids;
 
 class KeepSession : public ::testing::TestWithParam<const char*> {
  protected:

@@ -1,21 +1,15 @@
 // A prompt read in pieces of work: the same bits as one read at once, however it is cut.
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "engine/session.h"
 #include "support/golden.h"
 #include "support/paths.h"
+#include "support/random_ids.h"
 
 namespace longkv {
 namespace {
 
-std::vector<int32_t> random_ids(int64_t n, int64_t vocab, uint32_t seed = 1) {
-  std::mt19937 rng(seed);
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < n; ++i) ids.push_back(int32_t(rng() % uint64_t(vocab)));
-  return ids;
-}
+using test::random_ids;
 
 std::vector<float> logits_of(const Session& session) { return {session.logits().begin(), session.logits().end()}; }
 

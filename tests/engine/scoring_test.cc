@@ -2,21 +2,15 @@
 // pieces, turns, memory after a prompt.
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "engine/session.h"
 #include "kv_keep/keep_harness.h"
 #include "support/golden.h"
+#include "support/random_ids.h"
 
 namespace longkv {
 namespace {
 
-std::vector<int32_t> random_ids(int64_t n, int64_t vocab, uint32_t seed) {
-  std::mt19937 engine(seed);
-  std::vector<int32_t> ids(static_cast<size_t>(n));
-  for (int32_t& id : ids) id = int32_t(engine() % uint32_t(vocab));
-  return ids;
-}
+using test::random_ids;
 
 std::unique_ptr<Session> open(const std::shared_ptr<const LoadedModel>& model, const std::string& kv,
                               ThreadPool& pool) {

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -13,6 +12,7 @@
 #include "support/golden.h"
 #include "support/paths.h"
 #include "support/program.h"
+#include "support/random_ids.h"
 
 namespace longkv::test {
 
@@ -20,13 +20,6 @@ inline std::shared_ptr<const LoadedModel> tiny(const std::string& name) {
   auto model = LoadedModel::load(tiny_model(name));
   EXPECT_TRUE(model.ok()) << model.status().message();
   return *model;
-}
-
-inline std::vector<int32_t> random_ids(int64_t n, int64_t vocab, uint32_t seed = 1) {
-  std::mt19937 rng(seed);
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < n; ++i) ids.push_back(int32_t(rng() % uint64_t(vocab)));
-  return ids;
 }
 
 inline std::unique_ptr<Session> make(const std::shared_ptr<const LoadedModel>& model, const std::string& kv,
