@@ -5,16 +5,18 @@
 #   bench/device_eval.sh DIRECTORY RESULTS start            starts the lists in the background and returns
 #   bench/device_eval.sh DIRECTORY RESULTS wait SECONDS     waits for their end, at most so long, then packs what is there
 #   bench/device_eval.sh DIRECTORY RESULTS stop             interrupts them, writes the tables, packs
-# RESULTS gets one archive a length. Environment: CARDS (2), THREADS of each card's three lists ("9 7 4"), LENGTHS
-# ("8K 32K 128K"), SAMPLES (percent of those below, 100), NGL (all), WORK (/tmp/longkv-eval).
+# RESULTS gets one archive a length. Environment: CARDS (2), THREADS of the lists, a number a length, for both cards or for
+# one after the other ("9 7 4"), RAM of the lists in GiB ("16 50 62"), LENGTHS ("8K 32K 128K"), SAMPLES (percent of those
+# below, 100), NGL (all), WORK (/tmp/longkv-eval), CUBLAS (libcublasLt.so.13, which is looked for). Folders of earlier results in WORK are gone on from.
 set -u
 dir=$(cd "$1" && pwd)
 out=$(mkdir -p "$2" && cd "$2" && pwd)
-cublas=$(find / -name libcublasLt.so.13 -not -path '/proc/*' 2>/dev/null | head -1)
+cublas=${CUBLAS:-$(find / -name libcublasLt.so.13 -not -path '/proc/*' 2>/dev/null | head -1)}
 export LD_LIBRARY_PATH="$dir/lib:${LD_LIBRARY_PATH:-}:$(dirname "${cublas:-/}")"
 cards=${CARDS:-2}
 work=${WORK:-/tmp/longkv-eval}
 read -r -a threads <<<"${THREADS:-9 7 4}"
+read -r -a memory <<<"${RAM:-16 50 62}"
 read -r -a lengths <<<"${LENGTHS:-8K 32K 128K}"
 model=models/needle-10m-128k-f16.gguf
 mask=models/needle-10m-128k-leank70.gguf
@@ -44,6 +46,12 @@ kinds+=",ktransformers:budget=2048,block=16,index=bits,heads=kv,aggregate=softma
 four="512 1024 2048 4096"
 evictors="streaming pyramidkv adakv expected_attention keydiff knorm tova"
 reads="threshold=2K,dense_layers=0"
+encodings="q8,q4,q4:rotate=true,fp8,kivi2,kivi4,think,think:ratio=0.7,leank:mask=$mask"
+bits=""
+for b in $four; do bits+=",ktransformers:budget=$b,block=16,index=bits"; done
+bits=${bits#,}
+merging="kvzip:keep_ratio=0.25,fastgen,normmass:budget=2048,kvslimmer:budget=2048,asymkv:budget=2048"
+patterns="a_shape:window=1920,$reads,minference:file=$assigned,$reads,flex:$reads,xattention:$reads,prefill=block_sparse(blocks=32,$reads)"
 
 # NAME LENGTH SAMPLES RECIPES
 step() {
@@ -56,23 +64,28 @@ step() {
   echo "$(date -u +%T) $name: exit code $code"
   [ $code -ne 0 ] && [ -e "$work/stop" ] && exit 0
 }
+# Steps in the order of what they are worth, for the time may end before the list. Recipes of one step share the reading.
 list8() {
-  noise=2 step "$1" "$2" 100 "$(all "$four" oracle onebit quest ktransformers snapkv)"
+  noise=2 step "$1" "$2" 100 "$(all "$four" oracle onebit quest ktransformers snapkv),onebit:budget=1024 + $sample,vattention:budget=1024"
   step "$1" "$2" 100 "$(all "$four" $evictors),$(budgets infllm 1024 2048 4096),$(budgets ktransformers-preselect 1024 2048 4096),duo:gates=$gates"
-  step "$1" "$2" 10 "kvzip:keep_ratio=0.25,fastgen,normmass:budget=2048,kvslimmer:budget=2048,a_shape:window=1920,$reads,minference:file=$assigned,$reads,flex:$reads,xattention:$reads,prefill=block_sparse(blocks=32,$reads),magicpig"
-  step "$1" "$2" 100 "q8,q4,q4:rotate=true,fp8,kivi2,kivi4,think,think:ratio=0.7,leank:mask=$mask,quest:budget=1024+q8"
-  step "$1" "$2" 50 "$(all "1024 4096" double_sparsity sparq retroinfer),twilight,vattention:budget=1024,oracle:budget=1024 + $sample,onebit:budget=1024 + $sample,oracle:budget=1024,heads=query,$(budgets h2o 1024 4096)"
-  step "$1" "$2" 25 "kvzip:keep_ratio=0.25,fastgen,normmass:budget=2048,kvslimmer:budget=2048,a_shape:window=1920,$reads,minference:file=$assigned,$reads,flex:$reads,xattention:$reads,prefill=block_sparse(blocks=32,$reads),magicpig"
+  step "$1" "$2" 100 "$encodings,quest:budget=1024+q8"
+  step "$1" "$2" 100 "$(all "$four" double_sparsity sparq retroinfer),twilight,oracle:budget=1024 + $sample,oracle:budget=1024,heads=query"
+  step "$1" "$2" 100 "$bits,$(budgets vattention 512 2048 4096),$(budgets twilight $four)"
+  step "$1" "$2" 10 "$merging,$patterns,magicpig"
+  step "$1" "$2" 50 "$(budgets h2o $four)"
+  step "$1" "$2" 25 "$merging,$patterns,magicpig"
 }
 list32() {
-  step "$1" "$2" 100 "quest:budget=2048,$kinds,onebit:budget=2048,oracle:budget=2048"
-  step "$1" "$2" 50 "$(all "512 1024 4096" oracle onebit quest ktransformers snapkv),snapkv:budget=2048"
-  step "$1" "$2" 50 "$(all "2048 4096" $evictors infllm ktransformers-preselect),ktransformers,ktransformers-preselect,duo:gates=$gates"
-  step "$1" "$2" 25 "q8,q4,fp8,kivi2,kivi4,think,leank:mask=$mask,double_sparsity:budget=2048,retroinfer:budget=2048,oracle:budget=1024 + $sample"
+  step "$1" "$2" 100 "$kinds,$(all "$four" oracle onebit quest ktransformers snapkv)"
+  step "$1" "$2" 50 "$(all 2048 $evictors infllm ktransformers-preselect double_sparsity retroinfer),duo:gates=$gates"
+  step "$1" "$2" 25 "$encodings,oracle:budget=1024 + $sample,$(all 2048 sparq twilight vattention)"
+  step "$1" "$2" 100 "$(all 2048 $evictors infllm ktransformers-preselect double_sparsity retroinfer),duo:gates=$gates"
+  step "$1" "$2" 50 "$(all "1024 4096" $evictors infllm ktransformers-preselect),ktransformers,ktransformers-preselect"
 }
 list128() {
-  step "$1" "$2" 25 "quest:budget=2048,$kinds,$(budgets onebit 1024 2048 4096),oracle:budget=2048,oracle:budget=1024 + $sample,quest:budget=4096,ktransformers:budget=4096,snapkv:budget=4096,streaming:budget=4096"
-  step "$1" "$2" 10 "retroinfer:budget=2048,oracle:budget=4096,ktransformers"
+  step "$1" "$2" 25 "$kinds,$(all "$four" oracle onebit),oracle:budget=1024 + $sample,quest:budget=2048,$(all 4096 quest ktransformers snapkv streaming)"
+  step "$1" "$2" 25 "$(budgets quest 512 1024),$(budgets ktransformers 512 1024),$(all "512 1024 2048" snapkv streaming),retroinfer:budget=2048,duo:gates=$gates"
+  step "$1" "$2" 25 "$(all "2048 4096" $evictors infllm ktransformers-preselect),ktransformers"
 }
 
 pack() {
@@ -99,14 +112,15 @@ case $3 in
       if [ "$cards" -eq 1 ]; then tasks=niah_multikey_1,kv_retrieval,vt; elif [ $card -eq 0 ]; then tasks=kv_retrieval; else tasks=niah_multikey_1,vt; fi
       for i in "${!lengths[@]}"; do
         length=${lengths[$i]}
-        count=${threads[$i]} ram=$((20 * (i + 1)))G
+        count=${threads[$((card * ${#lengths[@]} + i))]:-${threads[$i]}} ram=${memory[$i]}G
         export tasks count ram
         (
           export CUDA_VISIBLE_DEVICES=$card
           list=(list8 list32 list128)
           # Signals stop the program, after which the list sees that it shall end. SIGINT is ignored in the background.
           setsid bash -c "trap : TERM; $(declare -f step all budgets "${list[$i]}"); dir='$dir' work='$work' model=$model mask=$mask gates=$gates
-            assigned=$assigned sample='$sample' kinds='$kinds' four='$four' evictors='$evictors' reads='$reads'
+            assigned=$assigned sample='$sample' kinds='$kinds' four='$four' evictors='$evictors' encodings='$encodings'
+            bits='$bits' merging='$merging' patterns='$patterns'
             ${list[$i]} card$card-$length $length" >"$work/card$card-$length.list" 2>&1 </dev/null &
           echo $! >"$work/card$card-$length.pid"
         )
