@@ -78,8 +78,9 @@ void ChunkModel::decode_rows_of(ChunkAttention& a) const {
     const int64_t first = first_of(view), rows = view.rows - first;
     decode_k_rows(view, first, view.rows, to);
     decode_v_rows(view, first, view.rows, to + rows * a.dim_k);
-    // Where row 0 would lie; rows below `first` are never read.
+    // Where row 0 would lie; rows below `first` are never read. As numbers, since no pointer may leave its array.
     const auto row_at = [&](const float* x, int64_t dim) {
+      // NOLINTNEXTLINE(performance-no-int-to-ptr)
       return reinterpret_cast<const uint8_t*>(reinterpret_cast<uintptr_t>(x) - uintptr_t(first * dim) * sizeof(float));
     };
     view.k = row_at(to, a.dim_k);

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -78,7 +79,10 @@ struct Running {
     std::string reply;
     for (;;) {
       pollfd p{fd, POLLIN, 0};
-      require(::poll(&p, 1, 15000) > 0);
+      int ready;
+      do ready = ::poll(&p, 1, 15000);  // libFuzzer's alarm interrupts it
+      while (ready < 0 && errno == EINTR);
+      require(ready > 0);
       char buffer[4096];
       const ssize_t n = ::recv(fd, buffer, sizeof(buffer), 0);
       if (n <= 0) break;

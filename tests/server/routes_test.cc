@@ -62,7 +62,7 @@ TEST(Routes, AStreamIsTheWholeAnswerInPieces) {
     }
   }
   EXPECT_EQ(progress, 1 << 30) << "the prompt's last progress says that all is read";
-  EXPECT_EQ(text, whole["choices"][0]["message"]["content"]);
+  EXPECT_EQ(json(text), whole["choices"][0]["message"]["content"]);
   EXPECT_EQ(finish, "length");
   EXPECT_EQ(logprobs, whole["choices"][0]["logprobs"]["content"]);
   EXPECT_EQ(usage["completion_tokens"], 20);

@@ -30,9 +30,9 @@ float dot_of(const float* a, const float* b, int64_t n) {
 }
 
 const KeepQueries& queries_of(const KeepInput& input, bool reread) {
-  static const KeepQueries none;
+  static const KeepQueries kNone;
   if (!reread) return *input.queries;
-  return input.score != nullptr ? input.score->queries : none;
+  return input.score != nullptr ? input.score->queries : kNone;
 }
 
 }  // namespace
