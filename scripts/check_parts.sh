@@ -9,7 +9,7 @@ EMULATED=(base gguf golden kv_core kv_index kv_recipe ops prefill quant sample t
 # tokenizers' speed.
 SLOW='^Speed\.|LongNeedle|GoldenModel.*/(smollm2|needle_10m|gemma3_270m)|_NOT_BUILT$'
 # Real models again, in tests that bound the time of the programs that they start, and long lessons: the release tests run them.
-REAL='CliEval\.(JobsChange|AKilled|PromptsAre)|CliTrain\.AStopped|Trainer\.(LearnedChannels|AStopped)|RealModel|Kvpress.*[Ss]mol|AModelAnswers|Serve\.EveryKind|Clients\.'
+REAL='CliEval\.(AFullDisk|JobsChange|AKilled|PromptsAre)|CliTrain\.(AMask|ALoss|AStopped|Gates|NoRoom)|Trainer\.(LearnedChannels|AStopped)|RealModel|Kvpress.*[Ss]mol|AModelAnswers|Serve\.EveryKind|Clients\.'
 # Comparisons of kernels with slow references, and their portable level: threads share their work in them as in the tests
 # of equal bits beside them, which the thread sanitizer keeps.
 NUMERIC='Double|EqualReference|EqualsReference|ChannelsAndHeads|EveryChunking|EveryTokenCount$|/base'
