@@ -76,7 +76,9 @@ Status train(const TrainCommand& command, bool gates) {
   LONGKV_ASSIGN(o.longest, parse_size(command.longest, "--longest"));
   LONGKV_ASSIGN(o.sink, parse_size(command.sink, "--sink"));
   LONGKV_ASSIGN(o.window, parse_size(command.window, "--window"));
-  o.by_bytes = command.allocation == "bytes";
+  o.allocation = command.allocation == "bytes"      ? Allocation::kBytes
+                 : command.allocation == "channels" ? Allocation::kChannels
+                                                    : Allocation::kThreshold;
   o.keep_scales = !command.binary;
   for (const std::string& path : command.data) {
     LONGKV_ASSIGN(std::string text, read_text_file(path));
@@ -154,6 +156,10 @@ void add_kind(CLI::App& parent, int& exit_code, bool gates, const char* name, co
   command->add_flag("--only-data", o->only_data, "Learn from them alone");
   command->add_option("--shortest", o->shortest, "Tokens of the shortest documents")->capture_default_str();
   command->add_option("--longest", o->longest, "Tokens of the longest")->capture_default_str();
+  command
+      ->add_option("--documents", t.documents,
+                   "Documents of each kind held at once: what is kept is decided on all of them")
+      ->capture_default_str();
   command->add_option("--questions", t.lessons.questions, "Questions, one step each, for a document")
       ->capture_default_str();
   command->add_option("--chunk", t.lessons.max_chunk, "Most tokens of a question with its answer, or of a continuation")
@@ -173,12 +179,17 @@ void add_kind(CLI::App& parent, int& exit_code, bool gates, const char* name, co
         ->check(CLI::IsMember({"channels", "directions"}))
         ->capture_default_str();
     command->add_option("--ratio", t.ratio, "Share of K channels to drop")->capture_default_str();
+    command->add_option("--bytes", t.bytes, "Share of K and V bytes of old rows to keep (0: what --ratio leaves)")
+        ->capture_default_str();
     command->add_option("--align", t.align, "Channels are kept in multiples of this")->capture_default_str();
     command->add_option("--refine-steps", t.refine_steps, "Steps under the mask (published: 200)")
         ->capture_default_str();
     command->add_option("--refine-rate", t.refine_rate, "Adam's rate in them")->capture_default_str();
-    command->add_option("--allocation", o->allocation, "threshold: LeanK's; bytes: least loss for the bytes of K and V")
-        ->check(CLI::IsMember({"threshold", "bytes"}))
+    command
+        ->add_option(
+            "--allocation", o->allocation,
+            "bytes: least loss for the bytes of K and V; channels: for the number of channels; threshold: LeanK's")
+        ->check(CLI::IsMember({"bytes", "channels", "threshold"}))
         ->capture_default_str();
     command->add_flag("--without-mean", o->without_mean, "Do not add back the mean of what old keys lost");
     command

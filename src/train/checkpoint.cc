@@ -45,12 +45,13 @@ std::string Trainer::description() const {
   return fmt::format(
       "model={} learned={} loss={} sink={} window={} lengths={}-{}/{} steps={}+{} rates={}+{} lambda={} ratio={} "
       "align={} "
-      "bytes={} "
-      "scales={} compensate={} removed={} generated={} held_out={} seed={} questions={} chunk={} texts={:x}",
+      "allocation={} "
+      "share={} scales={} compensate={} removed={} generated={} held_out={} seed={} documents={} questions={} chunk={} "
+      "texts={:x}",
       fmt::format("{}/{}", model_->config().name, model_->file().file_bytes()), int(o.learned), int(o.loss), o.sink,
       o.window, o.shortest, o.longest, o.lengths, o.steps, o.refine_steps, o.rate, o.refine_rate, o.lambda, o.ratio,
-      o.align, o.by_bytes, o.keep_scales, o.compensate, o.removed ? int(*o.removed) : -1, o.lessons.generated,
-      o.held_out, o.lessons.seed, o.lessons.questions, o.lessons.max_chunk, texts);
+      o.align, int(o.allocation), o.bytes, o.keep_scales, o.compensate, o.removed ? int(*o.removed) : -1,
+      o.lessons.generated, o.held_out, o.lessons.seed, o.documents, o.lessons.questions, o.lessons.max_chunk, texts);
 }
 
 Status Trainer::save(const std::string& path) const {
@@ -99,7 +100,7 @@ Status Trainer::load(const std::string& path) {
   LONGKV_ASSIGN(s.step, meta.integer("train.step", 0, stage == 1 ? options_.steps : options_.refine_steps));
   LONGKV_ASSIGN(s.held_out_start, meta.real("train.held_out_start"));
   LONGKV_ASSIGN(s.best, meta.real("train.best"));
-  if (options_.by_bytes && s.stage == 2) {
+  if (options_.frozen_counts() && s.stage == 2) {
     LONGKV_ASSIGN(s.frozen, meta.integers("train.counts", shape_.heads(), 0, shape_.dim_k));
     LONGKV_ASSIGN(const std::vector<int64_t> removed,
                   meta.integers("train.removed", shape_.heads(), 0, int(RemovedAs::kDrop)));

@@ -142,10 +142,11 @@ Result<Question> tokens_of(const Tokenizer& tokenizer, const Asked& asked) {
   return q;
 }
 
-Result<Lesson> continuation(const Tokenizer& tokenizer, const LessonOptions& options, Draw& draw, int64_t tokens) {
+Result<Lesson> continuation(const Tokenizer& tokenizer, const LessonOptions& options, Draw& draw, uint64_t turn,
+                            int64_t tokens) {
   constexpr int64_t kBytesPerToken = 16;  // more than any text needs
   Lesson lesson{"text", {}, {}};
-  const std::string& text = options.texts[draw.below(options.texts.size())];
+  const std::string& text = options.texts[size_t(turn % options.texts.size())];
   const uint64_t wanted = uint64_t((tokens + options.max_chunk) * kBytesPerToken);
   uint64_t begin = text.size() > wanted ? draw.below(text.size() - wanted) : 0;
   while (begin > 0 && (uint8_t(text[begin]) & 0xc0) == 0x80) --begin;  // at the start of a character
@@ -181,7 +182,9 @@ Result<Lesson> make_lesson(const Tokenizer& tokenizer, const LessonOptions& opti
   Draw draw(options.seed, index);
   const uint64_t kinds = uint64_t(lesson_kinds(options));
   if (kinds == 0) return fail(Code::kInvalidArgument, "no kind of document to learn from is chosen");
-  if (!options.texts.empty() && index % kinds == kinds - 1) return continuation(tokenizer, options, draw, tokens);
+  if (!options.texts.empty() && index % kinds == kinds - 1) {
+    return continuation(tokenizer, options, draw, index / kinds, tokens);
+  }
 
   // A piece takes eight tokens at least. The number of pieces that fit follows from the tokens of the whole; a few
   // rounds settle it. Every round draws the same numbers again.

@@ -2,8 +2,9 @@
 //
 // Three kinds take turns by index: key-value pairs (every line can be asked for), sentences with numbers hidden in
 // running text, chains of variables. A fourth, continuation, comes from the user's own files: nothing is asked, the
-// chunks are what the text says next, at several places of the document. Everything follows from (seed, index); seeds
-// come from the half that belongs to learning (SeedSpace::kTrain), so that no text is one that an evaluation makes.
+// chunks are what the text says next, at several places of the document; texts take turns. Everything follows from
+// (seed, index); seeds come from the half that belongs to learning (SeedSpace::kTrain), so that no text is one that an
+// evaluation makes.
 #pragma once
 
 #include <cstdint>

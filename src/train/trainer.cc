@@ -30,15 +30,19 @@ Status check_options(const TrainOptions& o) {
   LONGKV_TRY(positive(o.lengths, "lengths"));
   LONGKV_TRY(positive(o.align, "align"));
   LONGKV_TRY(positive(o.held_out, "held-out questions"));
+  LONGKV_TRY(positive(o.documents, "documents"));
   if (o.steps < 0 || o.refine_steps < 0) return fail(Code::kInvalidArgument, "steps must not be negative");
   if (o.sink < 0 || o.window < 0) return fail(Code::kInvalidArgument, "sink and window must not be negative");
   if (!(o.ratio >= 0 && o.ratio < 1)) return fail(Code::kInvalidArgument, "ratio must be in [0, 1); found {}", o.ratio);
-  if (o.learned == Learned::kChannels && o.steps == 0 && !o.by_bytes) {
+  if (!(o.bytes >= 0 && o.bytes <= 1) || (o.bytes > 0 && o.allocation != Allocation::kBytes)) {
+    return fail(Code::kInvalidArgument, "bytes must be in [0, 1] and need allocation by bytes; found {}", o.bytes);
+  }
+  if (o.learned == Learned::kChannels && o.steps == 0 && !o.frozen_counts()) {
     return fail(Code::kInvalidArgument, "allocation by threshold needs scales that a first stage has learned: steps=0");
   }
-  if (o.learned == Learned::kDirections && (o.steps > 0 || !o.by_bytes)) {
+  if (o.learned == Learned::kDirections && (o.steps > 0 || !o.frozen_counts())) {
     return fail(Code::kInvalidArgument, "directions have no first stage and are allocated by bytes; found steps={}{}",
-                o.steps, o.by_bytes ? "" : ", allocation by threshold");
+                o.steps, o.frozen_counts() ? "" : ", allocation by threshold");
   }
   if (lesson_kinds(o.lessons) == 0) {
     return fail(Code::kInvalidArgument, "without generated texts some of your own are needed");
@@ -73,8 +77,8 @@ Result<std::unique_ptr<Trainer>> Trainer::create(const std::shared_ptr<const Loa
   LONGKV_ASSIGN(t->chunks_, ChunkModel::create(model, context, pool));
   t->shape_ = {c.layers, c.kv_heads, c.head_dim_k, c.head_dim_v, {}, options.streaming};
   for (int layer = 0; layer < c.layers; ++layer) t->shape_.learns.push_back(t->chunks_->learns(layer));
-  if (!options.streaming.empty() && (int64_t(options.streaming.size()) != t->shape_.heads() || !options.by_bytes ||
-                                     options.learned == Learned::kGates)) {
+  if (!options.streaming.empty() && (int64_t(options.streaming.size()) != t->shape_.heads() ||
+                                     !options.frozen_counts() || options.learned == Learned::kGates)) {
     return fail(Code::kInvalidArgument, "streaming heads: {} marks for {} heads, and allocation must be by bytes",
                 options.streaming.size(), t->shape_.heads());
   }
@@ -86,7 +90,7 @@ Result<std::unique_ptr<Trainer>> Trainer::create(const std::shared_ptr<const Loa
     return fail(Code::kInvalidArgument, "align={} does not divide the {} channels of a head", options.align,
                 c.head_dim_k);
   }
-  t->readings_.resize(size_t(lesson_kinds(options.lessons)));
+  t->readings_.resize(size_t(lesson_kinds(options.lessons) * options.documents));
   t->held_out_.resize(t->readings_.size());
   const size_t values = size_t(t->shape_.heads()) * size_t(options.learned == Learned::kChannels ? t->shape_.dim_k : 1);
   t->state_.values.assign(values, 1.0f);
@@ -139,9 +143,9 @@ Status Trainer::read(Reading& reading, const LessonOptions& options, int64_t ind
 }
 
 Status Trainer::read_first_documents() {
-  for (size_t kind = 0; kind < readings_.size(); ++kind) {
-    if (readings_[kind].index >= 0) continue;
-    LONGKV_TRY(read(readings_[kind], options_.lessons, int64_t(kind), length_of(int64_t(kind))));
+  for (size_t i = 0; i < readings_.size(); ++i) {
+    if (readings_[i].index >= 0) continue;
+    LONGKV_TRY(read(readings_[i], options_.lessons, int64_t(i), length_of(int64_t(i))));
   }
   return {};
 }
@@ -200,12 +204,12 @@ Result<double> Trainer::question_loss(Reading& reading, size_t asked, const Stud
 // Loss on the held-out questions; the best values so far are kept.
 Status Trainer::judge() {
   LessonOptions options = options_.lessons;
-  options.questions = options_.held_out;
+  options.questions = std::max<int64_t>(1, options_.held_out / options_.documents);
   const Student student = student_of(state_.values);
   double sum = 0;
-  for (size_t kind = 0; kind < held_out_.size(); ++kind) {
-    Reading& reading = held_out_[kind];
-    LONGKV_TRY(read(reading, options, kHeldOutIndex + int64_t(kind), options_.longest));
+  for (size_t i = 0; i < held_out_.size(); ++i) {
+    Reading& reading = held_out_[i];
+    LONGKV_TRY(read(reading, options, kHeldOutIndex + int64_t(i), options_.longest));
     const double share = 1.0 / double(held_out_.size() * reading.lesson.questions.size());
     for (size_t asked = 0; asked < reading.lesson.questions.size(); ++asked) {
       LONGKV_ASSIGN(const double loss, question_loss(reading, asked, student, nullptr));
@@ -243,9 +247,9 @@ Status Trainer::run_stage(const std::string& checkpoint, const std::function<voi
                   checkpoint.empty() ? "; nothing is left of it" : "; run again to go on");
     }
     const int64_t number = state_.step + (refining ? options_.steps : 0);
-    const int64_t kinds = int64_t(readings_.size()), kind = number % kinds, round = number / kinds;
-    Reading& reading = readings_[size_t(kind)];
-    const int64_t document = round / options_.lessons.questions * kinds + kind;
+    const int64_t at_once = int64_t(readings_.size()), turn = number % at_once, round = number / at_once;
+    Reading& reading = readings_[size_t(turn)];
+    const int64_t document = round / options_.lessons.questions * at_once + turn;
     LONGKV_TRY(read(reading, options_.lessons, document, length_of(document)));
     const auto asked = size_t(round % options_.lessons.questions) % reading.lesson.questions.size();
     const Student student = student_of(state_.values);

@@ -35,6 +35,12 @@ namespace longkv {
 
 enum class Learned { kChannels, kDirections, kGates };
 enum class TrainLoss { kHidden, kDivergence };
+// How many channels a head keeps.
+enum class Allocation {
+  kThreshold,  // LeanK's, anew at every step
+  kBytes,      // frozen: least loss for the bytes of K and V that dropping `ratio` of every head's channels would leave
+  kChannels,   // frozen: least loss for as many channels as that; V of heads without any is saved on top
+};
 
 struct TrainOptions {
   Learned learned = Learned::kChannels;
@@ -45,15 +51,20 @@ struct TrainOptions {
   int64_t steps = 0, refine_steps = 60;
   double rate = 0.02, refine_rate = 0.002;  // of directions: relative to their root mean square
   double lambda = 0.02;
-  double ratio = 0.7;       // of the K channels dropped
-  int64_t align = 16;       // channels or directions are kept in multiples of this
-  bool by_bytes = true;     // counts by loss over bytes of K and V, frozen; else LeanK's threshold at every step
+  double ratio = 0.7;  // of the K channels dropped
+  double bytes = 0.0;  // kBytes: share of K and V bytes of old rows to keep; 0: what `ratio` leaves
+  int64_t align = 16;  // channels or directions are kept in multiples of this
+  Allocation allocation = Allocation::kBytes;
+  bool frozen_counts() const { return allocation != Allocation::kThreshold; }
   bool keep_scales = true;  // write alpha of kept channels; else 1
   bool compensate = true;   // the mean of what old keys lost is added back
   std::optional<RemovedAs>
       removed;  // what stands for heads that keep nothing; none: mean or drop, what loses less, head by head
-  std::vector<bool> streaming;  // [layers][kv_heads], heads whose old rows go in any case (by_bytes); empty: none
+  std::vector<bool> streaming;  // [layers][kv_heads], heads whose old rows go in any case (frozen counts); empty: none
   int64_t held_out = 8;         // questions of each kind that judge what is written
+  // Of each kind, held at once: what the second stage begins with comes from all of them, then their questions take
+  // turns. As many others judge.
+  int64_t documents = 1;
   LessonOptions lessons;
 };
 
@@ -95,8 +106,8 @@ class Trainer {
     int stage = 1;
     int64_t step = 0;                          // of the stage
     std::vector<float> values, first, second;  // Adam's moments
-    ChannelCounts frozen;                      // by_bytes
-    std::vector<OldHead> heads;                // by_bytes: what stands for each that keeps nothing; `removed` not set
+    ChannelCounts frozen;                      // frozen_counts()
+    std::vector<OldHead> heads;                // the same: what stands for each that keeps nothing; `removed` not set
     double held_out_start = 0;
     double best = 0;  // held-out loss of `best_values`; 0: none yet
     std::vector<float> best_values;
@@ -163,7 +174,7 @@ class Trainer {
   ThreadPool& pool_;
   MaskShape shape_;
   std::unique_ptr<ChunkModel> chunks_;
-  std::vector<Reading> readings_;  // one of each kind of lesson: their questions take turns
+  std::vector<Reading> readings_;  // of all kinds of lesson in turn: their questions take turns
   std::vector<Reading> held_out_;  // the same, of documents that nothing is learned from
   ChunkTape teacher_, student_;
   State state_;

@@ -14,9 +14,9 @@ namespace longkv {
 
 namespace {
 
-constexpr int64_t kQuadraticRows = 8;    // of a question
-constexpr size_t kPrepareQuestions = 4;  // of a document
-constexpr double kRidge = 0.05;          // best_directions
+constexpr int64_t kQuadraticRows = 8;     // of a question
+constexpr int64_t kPrepareQuestions = 4;  // of each kind, over its documents
+constexpr double kRidge = 0.05;           // best_directions
 constexpr int kQuadraticRounds = 4;
 constexpr float kHighestDropped = 0.75f;
 
@@ -27,11 +27,21 @@ std::vector<int64_t> answer_rows(const Question& question, int64_t most) {
   return rows;
 }
 
+size_t few_questions(const TrainOptions& o) { return size_t(std::max<int64_t>(1, kPrepareQuestions / o.documents)); }
+
 // Mean square of the residual stream: what a layer's loss is relative to.
 double mean_square(const std::vector<float>& x) {
   double sum = 0;
   for (float v : x) sum += double(v) * v;
   return sum / double(x.size());
+}
+
+// What makes squares of what attention's output lacks relative to the residual stream. Where that output is normalised
+// before it is added, what it lacks is scaled with it.
+double output_weight(const LayerWeights& layer, const LayerTape& tape) {
+  const double relative = 1.0 / mean_square(tape.mid);
+  if (layer.post_attn_norm.empty()) return relative;
+  return relative * mean_square(layer.post_attn_norm) / mean_square(tape.projected);
 }
 
 }  // namespace
@@ -54,12 +64,13 @@ Result<std::vector<std::vector<int>>> Trainer::elimination_orders(const std::ato
   const auto dim = size_t(shape_.dim_k);
   std::vector<std::vector<bool>> kept(size_t(shape_.heads()), std::vector<bool>(dim, true));
   std::vector<std::vector<int>> orders(size_t(shape_.heads()));
+  const size_t few = few_questions(options_);
   for (int round = 0; round < kQuadraticRounds; ++round) {
     std::vector<ChannelQuadratic> quadratics(
         size_t(shape_.heads()), ChannelQuadratic{std::vector<double>(dim * dim), std::vector<double>(dim), 0.0});
     std::vector<float> mask;
     for (const std::vector<bool>& head : kept) mask.insert(mask.end(), head.begin(), head.end());
-    LONGKV_TRY(each_question(cancel, kPrepareQuestions, [&](const Reading& reading, const Question& question) {
+    LONGKV_TRY(each_question(cancel, few, [&](const Reading& reading, const Question& question) {
       return add_quadratics(reading, question, mask, quadratics);
     }));
     for (int64_t head = 0; head < shape_.heads(); ++head) {
@@ -93,10 +104,11 @@ Status Trainer::add_quadratics(const Reading& reading, const Question& question,
     out.resize(tape.attended.size());
     lse.resize(tape.lse.size());
     attend_chunk(a, out.data(), lse.data(), pool_);
-    add_channel_quadratic(a, mask.data() + layer * c.kv_heads * dim, out.data(), lse.data(), tape.attended.data(),
-                          model_->weights().layers[size_t(layer)].o, rows,
-                          1.0 / (double(rows.size()) * double(c.dim) * mean_square(tape.mid)),
-                          quadratics.data() + layer * c.kv_heads, pool_);
+    add_channel_quadratic(
+        a, mask.data() + layer * c.kv_heads * dim, out.data(), lse.data(), tape.attended.data(),
+        model_->weights().layers[size_t(layer)].o, rows,
+        output_weight(model_->weights().layers[size_t(layer)], tape) / (double(rows.size()) * double(c.dim)),
+        quadratics.data() + layer * c.kv_heads, pool_);
   }
   return {};
 }
@@ -164,59 +176,60 @@ Result<Trainer::Curves> Trainer::measure_curves(const std::vector<std::vector<fl
   std::vector<double> score_sum(size_t(shape_.heads()), 0.0);
   double score_rows = 0;
   std::vector<float> out, lse;
+  const size_t few = few_questions(options_);
   for (int pass = 0; pass < 2; ++pass) {
-    LONGKV_TRY(
-        each_question(cancel, kPrepareQuestions, [&](const Reading& reading, const Question& question) -> Status {
-          const ChunkPrompt prompt = prompt_of(reading, question);
-          LONGKV_TRY(chunks_->forward(prompt, question.ids, {}, teacher_));
-          const std::vector<int64_t> rows = answer_rows(question, teacher_.tokens);
-          if (pass == 0) score_rows += double(rows.size());
-          for (int layer = 0; layer < c.layers; ++layer) {
-            if (!chunks_->learns(layer)) continue;
-            const LayerTape& tape = teacher_.layers[size_t(layer)];
-            out.resize(tape.attended.size());
-            lse.resize(tape.lse.size());
-            const auto attention = [&](const OldMask& mask) {
-              return chunks_->attention_of(layer, prompt, mask, tape, teacher_.tokens);
-            };
-            if (pass == 0) {
-              OldMask without;
-              without.kind = OldRows::kGates;
-              const ChunkAttention a = attention(without);
-              attend_chunk(a, out.data(), lse.data(), pool_);
-              for (int64_t t : rows) {
-                for (int64_t g = 0; g < heads * a.group; ++g) {
-                  const auto at = size_t(t * heads * a.group + g);
-                  const double share = std::max(1e-6, 1.0 - std::exp(double(lse[at]) - tape.lse[at]));
-                  score_sum[size_t(layer * heads + g / a.group)] +=
-                      (tape.lse[at] + std::log(share) - std::log(double(count_of(prompt.middle)))) / a.group;
-                }
-              }
-              continue;
-            }
-            for (size_t tried = 0; tried < losses.size(); ++tried) {
-              std::vector<OldHead> removed(size_t(shape_.heads()));
-              OldMask mask;
-              mask.kind = OldRows::kMixed;
-              mask.compensate = options_.compensate;
-              if (int64_t(tried) + 2 < levels) {
-                mask.values = mixes[tried + 1].data();
-              } else {
-                mask.values = mixes[0].data();  // not looked at
-                for (size_t h = 0; h < removed.size(); ++h) {
-                  removed[h] = {true, ways[tried + 2 - size_t(levels)], float(score_sum[h] / score_rows)};
-                }
-                mask.heads = removed;
-              }
-              const ChunkAttention a = attention(mask);
-              attend_chunk(a, out.data(), lse.data(), pool_);
-              add_output_losses(a, out.data(), tape.attended.data(), model_->weights().layers[size_t(layer)].o, rows,
-                                1.0 / (double(rows.size()) * double(c.dim) * mean_square(tape.mid)),
-                                losses[tried].data() + layer * heads, pool_);
+    LONGKV_TRY(each_question(cancel, few, [&](const Reading& reading, const Question& question) -> Status {
+      const ChunkPrompt prompt = prompt_of(reading, question);
+      LONGKV_TRY(chunks_->forward(prompt, question.ids, {}, teacher_));
+      const std::vector<int64_t> rows = answer_rows(question, teacher_.tokens);
+      if (pass == 0) score_rows += double(rows.size());
+      for (int layer = 0; layer < c.layers; ++layer) {
+        if (!chunks_->learns(layer)) continue;
+        const LayerTape& tape = teacher_.layers[size_t(layer)];
+        out.resize(tape.attended.size());
+        lse.resize(tape.lse.size());
+        const auto attention = [&](const OldMask& mask) {
+          return chunks_->attention_of(layer, prompt, mask, tape, teacher_.tokens);
+        };
+        if (pass == 0) {
+          OldMask without;
+          without.kind = OldRows::kGates;
+          const ChunkAttention a = attention(without);
+          attend_chunk(a, out.data(), lse.data(), pool_);
+          for (int64_t t : rows) {
+            for (int64_t g = 0; g < heads * a.group; ++g) {
+              const auto at = size_t(t * heads * a.group + g);
+              const double share = std::max(1e-6, 1.0 - std::exp(double(lse[at]) - tape.lse[at]));
+              score_sum[size_t(layer * heads + g / a.group)] +=
+                  (tape.lse[at] + std::log(share) - std::log(double(count_of(prompt.middle)))) / a.group;
             }
           }
-          return {};
-        }));
+          continue;
+        }
+        for (size_t tried = 0; tried < losses.size(); ++tried) {
+          std::vector<OldHead> removed(size_t(shape_.heads()));
+          OldMask mask;
+          mask.kind = OldRows::kMixed;
+          mask.compensate = options_.compensate;
+          if (int64_t(tried) + 2 < levels) {
+            mask.values = mixes[tried + 1].data();
+          } else {
+            mask.values = mixes[0].data();  // not looked at
+            for (size_t h = 0; h < removed.size(); ++h) {
+              removed[h] = {true, ways[tried + 2 - size_t(levels)], float(score_sum[h] / score_rows)};
+            }
+            mask.heads = removed;
+          }
+          const ChunkAttention a = attention(mask);
+          attend_chunk(a, out.data(), lse.data(), pool_);
+          add_output_losses(
+              a, out.data(), tape.attended.data(), model_->weights().layers[size_t(layer)].o, rows,
+              output_weight(model_->weights().layers[size_t(layer)], tape) / (double(rows.size()) * double(c.dim)),
+              losses[tried].data() + layer * heads, pool_);
+        }
+      }
+      return {};
+    }));
   }
   Curves curves(size_t(shape_.heads() * levels), 0.0);
   state_.heads.assign(size_t(shape_.heads()), {});
@@ -236,7 +249,7 @@ Result<Trainer::Curves> Trainer::measure_curves(const std::vector<std::vector<fl
 }
 
 Status Trainer::prepare_second_stage(const std::atomic<bool>* cancel) {
-  if (options_.by_bytes) {
+  if (options_.frozen_counts()) {
     LONGKV_TRY(read_first_documents());
     const int64_t dim = shape_.dim_k, levels = dim / options_.align + 1;
     std::vector<std::vector<float>> mixes(static_cast<size_t>(levels - 1),
@@ -261,12 +274,14 @@ Status Trainer::prepare_second_stage(const std::atomic<bool>* cancel) {
       }
     }
     LONGKV_ASSIGN(const Curves curves, measure_curves(mixes, cancel));
-    // The bytes that dropping `ratio` of the channels of every head alike would leave.
-    const double share = ((1.0 - options_.ratio) * shape_.dim_k + shape_.dim_v) / double(shape_.dim_k + shape_.dim_v);
+    MaskShape paid = shape_;
+    if (options_.allocation == Allocation::kChannels) paid.dim_v = 0;
+    const double left = ((1.0 - options_.ratio) * paid.dim_k + paid.dim_v) / double(paid.dim_k + paid.dim_v);
+    const double share = options_.bytes > 0 ? options_.bytes : left;
     for (int64_t h = 0; h < shape_.heads(); ++h) {
       if (shape_.head_streams(h)) state_.heads[size_t(h)] = {false, RemovedAs::kDrop, 0.0f};
     }
-    state_.frozen = counts_by_bytes(shape_, curves, share, options_.align);
+    state_.frozen = counts_by_bytes(paid, curves, share, options_.align);
     if (options_.learned == Learned::kDirections) {
       state_.values.clear();
       for (int64_t h = 0; h < shape_.heads(); ++h) {

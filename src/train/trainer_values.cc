@@ -29,7 +29,7 @@ OldMask Trainer::Student::mask(const TrainOptions& options, const ChunkTape* tea
 std::vector<float> Trainer::effective_alpha(const std::vector<float>& values, ChannelCounts* counts) const {
   if (state_.stage < 2) return values;
   const ChannelCounts chosen =
-      options_.by_bytes ? state_.frozen : counts_by_threshold(shape_, values, options_.ratio, options_.align);
+      options_.frozen_counts() ? state_.frozen : counts_by_threshold(shape_, values, options_.ratio, options_.align);
   std::vector<float> out = largest_channels(shape_, values, chosen);
   for (size_t i = 0; i < out.size(); ++i) {
     if (shape_.head_learns(int64_t(i) / shape_.dim_k)) out[i] *= options_.keep_scales ? values[i] : 1.0f;
@@ -61,11 +61,11 @@ Trainer::Student Trainer::student_of(const std::vector<float>& values) const {
       at += 2 * n * dim;
     }
   }
-  if (state_.stage == 2 && (options_.by_bytes || options_.removed)) {
+  if (state_.stage == 2 && (options_.frozen_counts() || options_.removed)) {
     s.heads.resize(size_t(shape_.heads()));
     for (int64_t h = 0; h < shape_.heads(); ++h) {
       OldHead& head = s.heads[size_t(h)];
-      if (options_.by_bytes) {
+      if (options_.frozen_counts()) {
         head = state_.heads[size_t(h)];
       } else {
         head.as = *options_.removed;
@@ -111,7 +111,7 @@ void Trainer::adam(const std::vector<float>& gradient, double rate) {
     }
   };
   if (options_.learned != Learned::kDirections) {
-    const bool free = state_.stage == 2 && options_.by_bytes && options_.keep_scales;
+    const bool free = state_.stage == 2 && options_.frozen_counts() && options_.keep_scales;
     return move_values(0, gradient.size(), rate, 0.0, free ? kMostScale : 1.0);
   }
   // The queries' and the keys' directions of a head, each by its own size.
@@ -161,7 +161,7 @@ LeankMask Trainer::mask_of_values(const std::vector<float>& values, ChannelCount
   }
   for (int64_t h = 0; h < shape_.heads(); ++h) {
     HeadMask& head = mask.heads[size_t(h)];
-    if (options_.by_bytes && !state_.heads.empty()) {
+    if (options_.frozen_counts() && !state_.heads.empty()) {
       head.removed = state_.heads[size_t(h)].as;
       head.score = state_.heads[size_t(h)].score;
     } else {

@@ -23,7 +23,7 @@ TrainOptions small_options() {
   o.lengths = 3;
   o.steps = 2;
   o.refine_steps = 2;
-  o.by_bytes = false;
+  o.allocation = Allocation::kThreshold;
   o.lessons.questions = 2;
   o.held_out = 1;
   return o;
@@ -58,7 +58,7 @@ TEST(Trainer, AStoppedRunGoesOnWhereItWas) {
   TrainOptions directions = small_options();
   directions.learned = Learned::kDirections;
   directions.steps = 0;
-  directions.by_bytes = true;
+  directions.allocation = Allocation::kBytes;
   directions.loss = TrainLoss::kDivergence;
   for (const auto& [options, stop_at] : {std::pair{small_options(), 3}, {directions, 1}}) {
     const auto whole = scene.trainer(options)->run("", {}, nullptr);
@@ -91,7 +91,7 @@ TEST(Trainer, LearnedChannelsLoseLessThanTheFirstOnes) {
   const auto learned = scene.trainer(o)->run("", {}, nullptr);
   ASSERT_TRUE(learned.ok()) << learned.status().message();
   o.steps = o.refine_steps = 0;  // the quadratic's order alone
-  o.by_bytes = true;
+  o.allocation = Allocation::kBytes;
   const auto one_shot = scene.trainer(o)->run("", {}, nullptr);
   ASSERT_TRUE(one_shot.ok()) << one_shot.status().message();
   EXPECT_LE(learned->held_out, learned->held_out_start);
@@ -112,13 +112,34 @@ TEST(Trainer, LearnedChannelsLoseLessThanTheFirstOnes) {
   EXPECT_EQ(moved->held_out_start, directions->held_out);
 }
 
+TEST(Trainer, BudgetsAreKept) {
+  Scene scene(2);
+  TrainOptions o = small_options();
+  o.steps = o.refine_steps = 0;
+  o.documents = 2;
+  o.ratio = 0.75;
+  o.allocation = Allocation::kChannels;
+  const auto channels = scene.trainer(o);
+  const auto by_channels = channels->run("", {}, nullptr);
+  ASSERT_TRUE(by_channels.ok()) << by_channels.status().message();
+  EXPECT_LE(share_kept(channels->shape(), by_channels->counts), 0.25);
+  EXPECT_GT(share_kept(channels->shape(), by_channels->counts), 0.15);
+  o.allocation = Allocation::kBytes;
+  o.bytes = 0.4;
+  const auto bytes = scene.trainer(o);
+  const auto by_bytes = bytes->run("", {}, nullptr);
+  ASSERT_TRUE(by_bytes.ok()) << by_bytes.status().message();
+  EXPECT_LE(share_of_bytes(bytes->shape(), by_bytes->counts), 0.4);
+  EXPECT_GT(share_of_bytes(bytes->shape(), by_bytes->counts), 0.25);
+}
+
 // Heads that DuoAttention's gates let stream keep no old rows, and what is saved goes to the others.
 TEST(Trainer, StreamingHeadsKeepNothing) {
   Scene scene(2);
   TrainOptions o = small_options();
   o.learned = Learned::kDirections;
   o.steps = o.refine_steps = 0;
-  o.by_bytes = true;
+  o.allocation = Allocation::kBytes;
   for (int64_t h = 0; h < 12; ++h) o.streaming.push_back(h % 2 == 0);
   const auto mask = scene.trainer(o)->run("", {}, nullptr);
   ASSERT_TRUE(mask.ok()) << mask.status().message();
@@ -145,6 +166,9 @@ TEST(Trainer, RefusesWhatCannotBeLearned) {
   EXPECT_EQ(code(o), Code::kInvalidArgument);
   o = small_options();
   o.align = 7;
+  EXPECT_EQ(code(o), Code::kInvalidArgument);
+  o = small_options();
+  o.bytes = 0.5;  // by threshold
   EXPECT_EQ(code(o), Code::kInvalidArgument);
   o = small_options();
   o.ratio = 1.0;
