@@ -62,8 +62,8 @@ Result<KvCache> KvCache::create(const KvShape& shape, KvTypes types, RowCapacity
   const size_t slots = size_t(shape.layers) * size_t(shape.kv_heads);
   for (size_t i = 0; i < slots; ++i) {
     LONGKV_ASSIGN(VirtualArray k, disk ? VirtualArray::reserve_in(disk, *k_bytes) : VirtualArray::reserve(*k_bytes));
-    LONGKV_ASSIGN(VirtualArray v,
-                  disk ? VirtualArray::reserve_in(std::move(disk), *v_bytes) : VirtualArray::reserve(*v_bytes));
+    // Not moved: every array shares it.
+    LONGKV_ASSIGN(VirtualArray v, disk ? VirtualArray::reserve_in(disk, *v_bytes) : VirtualArray::reserve(*v_bytes));
     cache.k_.push_back(std::move(k));
     cache.v_.push_back(std::move(v));
     const auto reserve_field = [&](bool wanted, uint64_t bytes, std::vector<VirtualArray>& arrays) -> Status {
