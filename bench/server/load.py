@@ -174,6 +174,7 @@ def gap(name, start, options, row):
         begin, read, _ = server.stream(text(DOCUMENT_WORDS, 11), 1, cache_prompt=False)
         talker.join()
         waits = [(b - a, step) for a, b, step in zip(talk, talk[1:], steps) if begin <= a and b <= read[0]]
+        young = [b - a for a, b in zip(talk[:1000], talk[1:1000]) if begin <= a and b <= read[0]]
         over = [wait / step for wait, step in waits]
         row["ordinary step, ms: first 400 tokens; last of those beside the prompt"] = 1000 * first, 1000 * waits[-1][1]
         # What the machine itself adds to some gaps.
@@ -184,6 +185,9 @@ def gap(name, start, options, row):
         row["**gap, 99th percentile, steps**"] = quantile(over, 0.99)
         row["gap, largest, steps"] = max(over)
         row["gap, 99th percentile, in steps of the answer's first 400 tokens"] = quantile([wait for wait, _ in waits], 0.99) / first
+        row["... among the answer's first 1,000 tokens"] = quantile(young, 0.99) / first
+        # What the answer's own growth adds: the same measure without any prompt.
+        row["... of the answer alone"] = quantile(alone, 0.99) / first
 
 
 def overhead(name, start, options, row):

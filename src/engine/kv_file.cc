@@ -45,11 +45,15 @@ Status write_session(Session& session, KvFileWriter& writer) {
   return writer.status();
 }
 
-Result<uint64_t> save_session(Session& session, const std::string& path, bool compress) {
+Result<uint64_t> save_session(Session& session, const std::string& path, bool compress, const Pause& pause) {
   LONGKV_ASSIGN(AtomicFile file, AtomicFile::create(path));
   KvWriteOptions options;
   options.compress = compress;
-  KvFileWriter writer([&](std::span<const uint8_t> bytes) { return file.write(bytes); }, options);
+  const auto sink = [&](std::span<const uint8_t> bytes) {
+    pause_at(pause);
+    return file.write(bytes);
+  };
+  KvFileWriter writer(sink, options);
   LONGKV_TRY(write_session(session, writer));
   LONGKV_TRY(writer.finish());
   LONGKV_TRY(file.commit());
@@ -101,7 +105,7 @@ Result<KvRestored> restore_session(Session& session, const std::shared_ptr<const
     const KvState::Level level(loader, "kv");
     if (loader.ok()) kv->visit(loader, options.rows_only);
   }
-  LONGKV_TRY(loader.finish(session.pool()));
+  LONGKV_TRY(loader.finish(session.pool(), options.pause));
   const bool finite = std::all_of(logits.begin(), logits.end(),
                                   [](float v) { return std::abs(v) <= std::numeric_limits<float>::max(); });
   if (kv->tokens().v != int64_t(info.ids.size()) || !finite ||

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "base/portions.h"
 #include "engine/session.h"
 #include "kv/file/reader.h"
 #include "kv/file/writer.h"
@@ -16,7 +17,9 @@ Status write_session(Session& session, KvFileWriter& writer);
 
 // Saves to `path`, which appears, or is replaced, only once it is complete and flushed to the device. The number of
 // bytes is returned. Errors: also kIo, with the old file untouched.
-Result<uint64_t> save_session(Session& session, const std::string& path, bool compress = false);
+// `pause` is called between pieces of it.
+Result<uint64_t> save_session(Session& session, const std::string& path, bool compress = false,
+                              const Pause& pause = {});
 
 struct KvRestoreOptions {
   // Check the sums of mapped rows before anything is computed with them, which reads the whole file once.
@@ -26,6 +29,8 @@ struct KvRestoreOptions {
   int64_t first_tokens = -1;
   // ... and make its index of rows, instead of taking it over.
   bool rows_only = false;
+  // Called between pieces of the check, which the calling thread does alone then.
+  Pause pause = {};
 };
 
 struct KvRestored {

@@ -168,7 +168,7 @@ PrefixEntry* PrefixCache::Impl::base_for(const KvFileId& root, std::span<const i
   return store.find(*store.holders(hashes[known - 1]).begin());
 }
 
-Status PrefixCache::insert(Session& session, std::string_view salt) {
+Status PrefixCache::insert(Session& session, std::string_view salt, const Pause& pause) {
   const std::lock_guard<std::mutex> lock(mutex_);
   Impl& impl = *impl_;
   const std::vector<int32_t>& ids = session.ids();
@@ -192,7 +192,7 @@ Status PrefixCache::insert(Session& session, std::string_view salt) {
   entry.ids = ids;
   entry.shortest = session.kv().cache().shortest_cut().v;
   entry.work = work_of(session, base != nullptr ? shared : 0, n);
-  return impl.store.add(std::move(entry), base, session);
+  return impl.store.add(std::move(entry), base, session, pause);
 }
 
 Status PrefixCache::flush() {

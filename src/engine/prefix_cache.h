@@ -22,6 +22,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/portions.h"
 #include "engine/session.h"
 #include "kv/file/format.h"
 #include "longkv/status.h"
@@ -65,8 +66,9 @@ class PrefixCache {
   // dropped with a notice and the next best taken. Errors: kOutOfMemory, kInternal; the session holds what it held.
   Result<int64_t> lookup(Session& session, std::span<const int32_t> ids, std::string_view salt = {});
   // Stores the session's state, best right after a prompt was read. Nothing happens when it is known already, shorter
-  // than min_tokens, or too large for both tiers. Errors: kIo, kOutOfMemory; the cache stays usable.
-  Status insert(Session& session, std::string_view salt = {});
+  // than min_tokens, or too large for both tiers. Between pieces of the copy it calls `pause`; whoever else calls the
+  // cache waits until it has ended. Errors: kIo, kOutOfMemory; the cache stays usable.
+  Status insert(Session& session, std::string_view salt = {}, const Pause& pause = {});
   // Writes to the folder what it does not hold yet. Not flushed to the device: see docs/kv-file.md.
   Status flush();
   // The same for one entry; whether there may be more. What the folder had no room for is not written again until it is

@@ -23,6 +23,8 @@ namespace {
 
 // Longer chains of bases would make a lookup open many files.
 constexpr int kMostBases = 8;
+// Bytes that are written to the folder together.
+constexpr size_t kPersistBlock = 1 << 20;
 
 Result<int> memory_file() {
   const int fd = ::memfd_create("longkv-prefix", MFD_CLOEXEC);
@@ -86,7 +88,7 @@ void PrefixStore::touch(PrefixEntry& entry) {
   if (PrefixEntry* base = find(entry.base)) touch(*base);
 }
 
-Status PrefixStore::add(PrefixEntry entry, PrefixEntry* base, Session& session) {
+Status PrefixStore::add(PrefixEntry entry, PrefixEntry* base, Session& session, const Pause& pause) {
   const auto most = uint64_t(session.kv().cache().bytes_used() + session.kv().index_bytes_held());
   const bool in_ram = most <= options_.ram_bytes;
   if (!in_ram && (options_.folder.empty() || most > options_.disk_bytes)) return {};
@@ -107,7 +109,11 @@ Status PrefixStore::add(PrefixEntry entry, PrefixEntry* base, Session& session) 
   };
   if (in_ram) {
     LONGKV_ASSIGN(const int fd, memory_file());
-    KvFileWriter writer([&](std::span<const uint8_t> bytes) { return write_all(fd, bytes); }, write);
+    const auto sink = [&](std::span<const uint8_t> bytes) {
+      pause_at(pause);
+      return write_all(fd, bytes);
+    };
+    KvFileWriter writer(sink, write);
     if (Status written = put(writer); !written.ok()) {
       ::close(fd);
       return written;
@@ -116,7 +122,11 @@ Status PrefixStore::add(PrefixEntry entry, PrefixEntry* base, Session& session) 
     entry.ram_bytes = entry.file->bytes() + entry.ids.size() * sizeof(int32_t);
   } else {
     LONGKV_ASSIGN(AtomicFile file, AtomicFile::create(path_of(entry.id)));
-    KvFileWriter writer([&](std::span<const uint8_t> bytes) { return file.write(bytes); }, write);
+    const auto sink = [&](std::span<const uint8_t> bytes) {
+      pause_at(pause);
+      return file.write(bytes);
+    };
+    KvFileWriter writer(sink, write);
     LONGKV_TRY(put(writer));
     LONGKV_TRY(file.commit(/*durable=*/false));
     LONGKV_ASSIGN(entry.file, KvFile::open(path_of(entry.id)));
@@ -128,7 +138,7 @@ Status PrefixStore::add(PrefixEntry entry, PrefixEntry* base, Session& session) 
   index(placed);
   touch(placed);
   ++counts_.stored;
-  make_room();
+  make_room(pause);
   return {};
 }
 
@@ -157,11 +167,15 @@ Result<std::shared_ptr<const KvFile>> PrefixStore::open(PrefixEntry& entry, Thre
 }
 
 // Also of its bases, first.
-Status PrefixStore::persist(PrefixEntry& entry) {
+Status PrefixStore::persist(PrefixEntry& entry, const Pause& pause) {
   if (entry.disk_bytes > 0) return {};
-  if (PrefixEntry* base = find(entry.base)) LONGKV_TRY(persist(*base));
+  if (PrefixEntry* base = find(entry.base)) LONGKV_TRY(persist(*base, pause));
   LONGKV_ASSIGN(AtomicFile file, AtomicFile::create(path_of(entry.id)));
-  LONGKV_TRY(file.write(entry.file->content()));
+  const std::span<const uint8_t> content = entry.file->content();
+  for (size_t done = 0; done < content.size(); done += kPersistBlock) {
+    pause_at(pause);
+    LONGKV_TRY(file.write(content.subspan(done, std::min(kPersistBlock, content.size() - done))));
+  }
   LONGKV_TRY(file.commit(/*durable=*/false));
   entry.disk_bytes = entry.file->bytes();
   return {};
@@ -241,7 +255,7 @@ void PrefixStore::close_files(const KvFileId& id) {
   }
 }
 
-void PrefixStore::make_room() {
+void PrefixStore::make_room(const Pause& pause) {
   const auto sum = [&](uint64_t PrefixEntry::*bytes) {
     uint64_t total = 0;
     for (const auto& [id, entry] : entries_) total += entry.*bytes;
@@ -252,7 +266,7 @@ void PrefixStore::make_room() {
     if (entry == nullptr) break;
     clock_ = std::max(clock_, entry->priority);
     ++counts_.evicted_ram;
-    const Status kept = options_.folder.empty() ? fail(Code::kIo, "no folder") : persist(*entry);
+    const Status kept = options_.folder.empty() ? fail(Code::kIo, "no folder") : persist(*entry, pause);
     if (!kept.ok()) {
       if (!options_.folder.empty())
         log_info("prefix cache: {}; {} tokens are forgotten", kept.message(), entry->ids.size());

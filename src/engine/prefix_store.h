@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/portions.h"
 #include "base/threads.h"
 #include "engine/kv_file.h"
 #include "engine/prefix_cache.h"
@@ -51,7 +52,7 @@ class PrefixStore {
   const std::set<KvFileId>& holders(const KvFileId& block) const;
   // The state as a new entry: into memory, or straight into the folder where memory is too small. `base`: nullptr or
   // the entry that it continues. Then makes room. Errors: kIo, kOutOfMemory.
-  Status add(PrefixEntry entry, PrefixEntry* base, Session& session);
+  Status add(PrefixEntry entry, PrefixEntry* base, Session& session, const Pause& pause);
   // Opens the entry's file with its bases and checks their sums once. Errors: kCorrupt, kIo; the entry is of no use
   // then.
   Result<std::shared_ptr<const KvFile>> open(PrefixEntry& entry, ThreadPool& pool);
@@ -69,11 +70,11 @@ class PrefixStore {
   void link_bases();
   void index(const PrefixEntry& entry);
   Status open_file(PrefixEntry& entry);
-  Status persist(PrefixEntry& entry);
+  Status persist(PrefixEntry& entry, const Pause& pause = {});
   void erase(const KvFileId& id);
   PrefixEntry* least(bool in_ram);
   void close_files(const KvFileId& id);
-  void make_room();
+  void make_room(const Pause& pause = {});
 
   PrefixCacheOptions options_;
   std::map<KvFileId, PrefixEntry> entries_;

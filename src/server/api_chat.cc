@@ -63,9 +63,9 @@ std::vector<const json*> demanded(Fields& fields, const json* choice, const json
     if (any || tool["function"]["name"] == (*named)["name"]) functions.push_back(&tool["function"]);
   }
   if (functions.empty()) {
-    fields.fail("tool_choice", any ? "'tool_choice' is required, but there are no 'tools'"
-                                   : fmt::format("'tool_choice' names '{}', which is not among 'tools'",
-                                                 (*named)["name"].get<std::string>().substr(0, 64)));
+    fields.contradicts("tool_choice", any ? "'tool_choice' is required, but there are no 'tools'"
+                                          : fmt::format("'tool_choice' names '{}', which is not among 'tools'",
+                                                        (*named)["name"].get<std::string>().substr(0, 64)));
   }
   return functions;
 }

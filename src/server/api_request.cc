@@ -307,7 +307,7 @@ std::variant<ApiError, ApiRequest> read_request(const Service& service, Route ro
   read_stops(fields, g);
   read_format(fields, g);
   if (conversation.call && g.schema)
-    fields.fail("tool_choice", "'tool_choice' demands a call, and an answer's format is given too; give one");
+    fields.contradicts("tool_choice", "'tool_choice' demands a call, and an answer's format is given too; give one");
   if (conversation.call) g.schema = conversation.call;
   read_logprobs(fields, out);
   read_kv(service, fields, g);

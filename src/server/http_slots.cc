@@ -53,7 +53,7 @@ void HttpRoutes::slot_action(const Request& request, Response& response) {
     if (refusal == 403) error.type = "permission_error";
     answer_error(response, error);
   };
-  const auto with_slot = [&](int slot, const std::function<Status(Slot&)>& work) {
+  const auto with_slot = [&](int slot, const Scheduler::SlotAction& work) {
     bool busy = false;
     Status s = service.scheduler().with_idle_slot(slot, work, &busy);
     if (busy) refusal = 409;
@@ -66,7 +66,7 @@ void HttpRoutes::slot_action(const Request& request, Response& response) {
   const std::string salt = client_salt(request);
   if (action == "erase") {
     int64_t erased = 0;
-    const Status s = with_slot(id, [&](Slot& slot) {
+    const Status s = with_slot(id, [&](Slot& slot, const Pause&) {
       erased = int64_t(slot.held().size());
       slot.erase();
       return Status();
@@ -101,20 +101,20 @@ void HttpRoutes::slot_action(const Request& request, Response& response) {
     return answer_error(response, {409, "invalid_request_error", "'" + name + "' is not a regular file", "filename"});
   const auto begin = std::chrono::steady_clock::now();
   Json json = {{"id_slot", id}, {"filename", name}};
-  const Status s = with_slot(id, [&](Slot& slot) -> Status {
+  const Status s = with_slot(id, [&](Slot& slot, const Pause& pause) -> Status {
     if (action == "save") {
       // Nobody reads by way of a file what the slot would not have shared.
       if (slot.salt() != salt && !slot.held().empty()) {
         refusal = 403;
         return fail(Code::kInvalidArgument, "slot {} holds rows of another client", id);
       }
-      LONGKV_ASSIGN(const uint64_t bytes, save_session(slot.session(), *path));
+      LONGKV_ASSIGN(const uint64_t bytes, save_session(slot.session(), *path, /*compress=*/false, pause));
       json["n_saved"] = slot.held().size();
       json["n_written"] = bytes;
       json["timings"] = {{"save_ms", ms_since(begin)}};
       return {};
     }
-    const auto loaded = slot.restore(*recipe, *path, salt);
+    const auto loaded = slot.restore(*recipe, *path, salt, pause);
     if (!loaded.ok()) {
       const Code code = loaded.status().code();
       if (code == Code::kCorrupt || code == Code::kInvalidArgument) refusal = 409;

@@ -16,16 +16,6 @@ constexpr double kIdlePromptSeconds = 0.05;
 constexpr auto kPublishPause = std::chrono::milliseconds(20);
 // Rest after which what the prefix cache holds in memory alone is written to its folder, one entry at a time.
 constexpr auto kWritePause = std::chrono::milliseconds(200);
-// Share of a new value in a running quantile: a tenth of values in a row doubles or halves it.
-constexpr double kFollow = 0.07;
-constexpr double kStepQuantile = 0.4, kTokenQuantile = 0.7;
-
-// Moves `estimate` towards the given quantile of the values. Unlike a mean it does not follow the few values that other
-// programs on the machine have stretched.
-void follow(double& estimate, double value, double quantile) {
-  if (estimate == 0) estimate = value;
-  estimate *= value > estimate ? 1 + kFollow * quantile : 1 - kFollow * (1 - quantile);
-}
 
 }  // namespace
 
@@ -38,14 +28,15 @@ Result<std::unique_ptr<Scheduler>> Scheduler::create(const std::shared_ptr<const
     scheduler->slots_.push_back(std::make_unique<Slot>(i, std::move(session), tokenizer, options.prefixes.get()));
   }
   scheduler->last_token_.resize(size_t(options.slots));
-  scheduler->step_seconds_.resize(size_t(options.slots));
   scheduler->publish();
   scheduler->thread_ = std::thread([s = scheduler.get()] { s->loop(); });
   return scheduler;
 }
 
 Scheduler::Scheduler(std::shared_ptr<const LoadedModel> model, const SchedulerOptions& options, ThreadPool& pool)
-    : options_(options), batch_(std::move(model), options.session.context, options.session.products, pool) {}
+    : options_(options),
+      batch_(std::move(model), options.session.context, options.session.products, pool),
+      pace_(options.prompt_share, size_t(options.slots)) {}
 
 Scheduler::~Scheduler() {
   {
@@ -79,22 +70,6 @@ std::shared_ptr<EventQueue> Scheduler::submit(GenerateRequest request) {
   return events;
 }
 
-Status Scheduler::with_idle_slot(int slot, const std::function<Status(Slot&)>& work, bool* busy) {
-  if (slot < 0 || slot >= options_.slots)
-    return fail(Code::kInvalidArgument, "there is no slot {}; slots are 0 to {}", slot, options_.slots - 1);
-  SlotWork item{.slot = slot, .work = &work, .result = {}};
-  std::unique_lock lock(mutex_);
-  works_.push_back(&item);
-  wake_.notify_all();
-  work_done_.wait(lock, [&] { return item.done || (stop_ && !item.begun); });
-  if (!item.done) {
-    std::erase(works_, &item);
-    return fail(Code::kCancelled, "the server is shutting down");
-  }
-  if (busy != nullptr) *busy = item.busy;
-  return item.result;
-}
-
 Counters Scheduler::counters() const {
   std::lock_guard lock(mutex_);
   Counters c = counters_;
@@ -118,8 +93,8 @@ void Scheduler::loop() {
     {
       std::unique_lock lock(mutex_);
       const auto wanted = [&] {
-        return stop_ || !waiting_.empty() || !works_.empty() || busy(SlotState::kReading) ||
-               busy(SlotState::kAnswering);
+        return stop_ || !waiting_.empty() || !works_.empty() || action_ || !to_store_.empty() ||
+               busy(SlotState::kReading) || busy(SlotState::kAnswering);
       };
       if (!unwritten_) {
         wake_.wait(lock, wanted);
@@ -129,14 +104,23 @@ void Scheduler::loop() {
         continue;
       }
       if (stop_) {
+        lock.unlock();
+        if (action_) end_action();
+        for (begin_storing(); storing_; begin_storing()) end_storing();
         work_done_.notify_all();
         return;
       }
     }
-    do_works();
+    begin_storing();
+    begin_action();
     drop_gone();
-    assign();
-    read_prompts();
+    const bool storing = !to_store_.empty();
+    if (!storing) assign();
+    if (late_turn()) {
+      read_some_ = true;  // what the step finds in the caches is not what it finds alone
+    } else if (!go_on_aside() && !storing) {
+      read_prompts();
+    }
     answer();
   }
 }
@@ -145,31 +129,6 @@ void Scheduler::write_prefix() {
   const auto wrote = options_.prefixes->write_one();
   unwritten_ = wrote.ok() && *wrote;
   if (!wrote.ok()) log_info("prefix cache: {}", wrote.status().message());
-}
-
-void Scheduler::do_works() {
-  std::unique_lock lock(mutex_);
-  while (!works_.empty()) {
-    SlotWork& item = *works_.front();
-    works_.pop_front();
-    item.begun = true;
-    Slot& slot = *slots_[size_t(item.slot)];
-    item.busy = slot.state() != SlotState::kIdle;
-    if (item.busy) {
-      item.result = fail(Code::kInvalidArgument, "slot {} serves a request; try again when it is idle", item.slot);
-    } else {
-      // The caller waits for `done`, so its function lives on while nobody holds the lock.
-      lock.unlock();
-      const Status result = (*item.work)(slot);
-      // Whoever asked must find the new state when it asks again.
-      published_ = {};
-      publish();
-      lock.lock();
-      item.result = result;
-    }
-    item.done = true;
-    work_done_.notify_all();
-  }
 }
 
 // Requests whose client left or whose time is over, wherever they are.
@@ -181,7 +140,7 @@ void Scheduler::drop_gone() {
     return {};
   };
   for (const auto& slot : slots_) {
-    if (slot->state() == SlotState::kIdle) continue;
+    if (slot->state() == SlotState::kIdle || aside(slot.get())) continue;
     if (const Status s = reason(slot->job()); !s.ok()) abandon(*slot, s);
   }
   std::lock_guard lock(mutex_);
@@ -201,6 +160,7 @@ Slot* Scheduler::best_slot(const GenerateRequest& request) {
   const auto now = Clock::now();
   for (const auto& slot : slots_) {
     if (slot->state() != SlotState::kIdle || (request.slot >= 0 && slot->id() != request.slot)) continue;
+    if (aside(slot.get())) continue;
     const double minutes = ms_between(slot->last_used(), now) / 60000;
     const std::pair<int64_t, double> score = {slot->reusable(request), -double(slot->held().size()) / (1 + minutes)};
     if (best == nullptr || score > best_score) best = slot.get(), best_score = score;
@@ -245,17 +205,26 @@ Slot* Scheduler::next_prompt() {
   return best;
 }
 
-// Seconds of a decode step of as many slots as the last one had, with nothing else to do. Steps beside prompts stand
-// for it where there were no others; before the first of all there is nothing to measure by.
-double Scheduler::ordinary_step() const {
-  if (last_batch_ == 0) return 0;
-  const StepSeconds& steps = step_seconds_[std::min(last_batch_, step_seconds_.size()) - 1];
-  return steps.alone > 0 ? steps.alone : steps.beside;
+// Whether the tokens of running answers have been waited for so long that nothing else is done before the next ones.
+bool Scheduler::late_turn() {
+  const Slot* next = nullptr;
+  bool answering = false;
+  for (const auto& slot : slots_) {
+    if (slot->state() == SlotState::kReading) next = slot.get();
+    answering |=
+        slot->state() == SlotState::kAnswering && slot->timings().answer_tokens > 0 && !waits_for_copy(slot.get());
+  }
+  if (!answering || (next == nullptr && !storing_ && !action_)) return false;
+  const int64_t tokens = next == nullptr ? 0 : std::max(next->session().piece_tokens(), Session::kPieceTokens);
+  return pace_.late(seconds_since(told_), pace_.token_seconds() * double(tokens));
 }
+
+// That other work may take between two decode steps.
+double Scheduler::other_work_seconds(bool answering) const { return answering ? pace_.budget() : kIdlePromptSeconds; }
 
 void Scheduler::read_prompts() {
   const bool answering = busy(SlotState::kAnswering);
-  const double budget = !answering ? kIdlePromptSeconds : options_.prompt_share * ordinary_step();
+  const double budget = other_work_seconds(answering);
   const auto begin = Clock::now();
   for (auto piece_begin = begin;; piece_begin = Clock::now()) {
     Slot* slot = next_prompt();
@@ -265,11 +234,12 @@ void Scheduler::read_prompts() {
     int64_t tokens = session.piece_tokens();
     // A new chunk is made so short that one piece of it fits the budget. What a token takes is known from another
     // prompt when one begins, which may have been read at another depth and with nothing beside it: half of that first.
-    const bool may_cut = answering && tokens == 0 && token_seconds_ > 0;
+    const double each = pace_.token_seconds();
+    const bool may_cut = answering && tokens == 0 && each > 0;
     const double room = session.prompt_progress() == 0 ? budget / 2 : budget;
-    const int64_t at_most = may_cut ? std::max<int64_t>(1, int64_t(room / token_seconds_)) : INT64_MAX;
+    const int64_t at_most = may_cut ? std::max<int64_t>(1, int64_t(room / each)) : INT64_MAX;
     // The first piece is read in any case, or prompts would starve.
-    const double wanted = tokens > 0 ? token_seconds_ * double(tokens) : budget / 2;
+    const double wanted = tokens > 0 ? each * double(tokens) : budget / 2;
     if (answering && piece_begin != begin && left < wanted) return;
     const Status s = slot->read(at_most);
     const double seconds = seconds_since(piece_begin);
@@ -278,7 +248,7 @@ void Scheduler::read_prompts() {
       abandon(*slot, s);
     } else {
       tokens = std::max(tokens, session.piece_tokens());
-      if (tokens > 0) follow(token_seconds_, seconds / double(tokens), kTokenQuantile);
+      pace_.piece(tokens, seconds);
       read_some_ = true;
       if (slot->state() == SlotState::kAnswering) return;  // its first token comes before more reading
     }
@@ -298,11 +268,12 @@ void Scheduler::answer() {
   std::vector<std::pair<Slot*, int32_t>> batch;
   const auto begin = Clock::now();
   for (const auto& slot : slots_) {
-    if (slot->state() != SlotState::kAnswering) continue;
+    if (slot->state() != SlotState::kAnswering || waits_for_copy(slot.get())) continue;
     turns.push_back({.slot = slot.get(), .job = slot->shared_job(), .before = slot->timings().answer_tokens});
   }
   if (turns.empty()) return;
   // Sampling goes through the whole vocabulary, for every slot by itself.
+  told_ = begin;
   turns.front().slot->session().pool().run(int64_t(turns.size()), [&](int64_t i, int) {
     Turn& turn = turns[size_t(i)];
     turn.chosen = turn.slot->choose();
@@ -310,7 +281,6 @@ void Scheduler::answer() {
   });
   for (Turn& turn : turns) {
     Slot& slot = *turn.slot;
-    unwritten_ |= slot.store_prefix();
     if (slot.timings().answer_tokens > turn.before) {
       Clock::time_point& last = last_token_[size_t(slot.id())];
       ++now_.answer_tokens;
@@ -318,10 +288,14 @@ void Scheduler::answer() {
                        : now_.between_tokens.add(ms_between(last, turn.at) / 1000);
       last = turn.at;
     }
+    const bool store = slot.take_worth_storing();
+    if (store) to_store_.push_back(&slot);
     if (!turn.chosen.ok()) {
       abandon(slot, turn.chosen.status());
     } else if (!*turn.chosen) {
       count_end(slot, *turn.job, {});
+    } else if (store) {
+      slot.hold(**turn.chosen);
     } else {
       batch.emplace_back(&slot, **turn.chosen);
     }
@@ -339,10 +313,7 @@ void Scheduler::answer() {
   for (size_t i = 0; i < batch.size(); ++i) {
     if (!results[i].ok()) abandon(*batch[i].first, results[i], /*broken=*/true);
   }
-  // A step beside a prompt finds the caches full of other things; what counts is one without.
-  StepSeconds& steps = step_seconds_[std::min(batch.size(), step_seconds_.size()) - 1];
-  follow(std::exchange(read_some_, false) ? steps.beside : steps.alone, seconds_since(step_begin), kStepQuantile);
-  last_batch_ = batch.size();
+  pace_.step(batch.size(), seconds_since(step_begin), std::exchange(read_some_, false));
   now_.answer_seconds += seconds_since(begin);
   ++now_.steps;
   now_.slot_steps += int64_t(batch.size());
@@ -394,6 +365,29 @@ void Scheduler::count_end(const Slot& slot, const Job& job, const Status& status
       t.answer_ms, how);
 }
 
+SlotInfo Scheduler::describe(const Slot& slot) {
+  SlotInfo info;
+  info.id = slot.id();
+  info.state = slot.state();
+  info.recipe = slot.recipe();
+  info.context = slot.session().context();
+  info.held = slot.session().tokens();
+  info.kv_bytes = slot.session().kv().cache().bytes_used() + slot.session().kv().index_bytes_held();
+  const KvStats& stats = slot.session().kv().stats();
+  if (stats.steps > 0) info.read_per_token = double(stats.kv_bytes + stats.index_bytes) / double(stats.steps);
+  info.captured_mass = captured_mass(stats);
+  if (info.state == SlotState::kIdle) return info;
+  const GenerateRequest& request = slot.job().request;
+  info.request = request.id;
+  info.prompt_tokens = slot.timings().prompt_tokens;
+  info.cached = slot.timings().cached_tokens;
+  info.prompt_done = slot.prompt_done();
+  info.answered = slot.timings().answer_tokens;
+  info.max_tokens = request.max_tokens;
+  info.sampling = request.sampling;
+  return info;
+}
+
 // Copies what other threads may ask for; not for every token.
 void Scheduler::publish() {
   const auto time = Clock::now();
@@ -402,35 +396,16 @@ void Scheduler::publish() {
   published_ = time;
   now_.slots = options_.slots;
   now_.busy = 0;
-  if (options_.prefixes) now_.prefixes = options_.prefixes->stats();
+  if (options_.prefixes && to_store_.empty()) now_.prefixes = options_.prefixes->stats();
   now_.tokens_held = now_.token_capacity = now_.kv_bytes_held = 0;
   std::vector<SlotInfo> infos;
   for (const auto& slot : slots_) {
-    SlotInfo info;
-    info.id = slot->id();
-    info.state = slot->state();
-    info.recipe = slot->recipe();
-    info.context = slot->session().context();
-    info.held = slot->session().tokens();
-    info.kv_bytes = slot->session().kv().cache().bytes_used() + slot->session().kv().index_bytes_held();
-    const KvStats& stats = slot->session().kv().stats();
-    if (stats.steps > 0) info.read_per_token = double(stats.kv_bytes + stats.index_bytes) / double(stats.steps);
-    info.captured_mass = captured_mass(stats);
-    if (info.state != SlotState::kIdle) {
-      const GenerateRequest& request = slot->job().request;
-      info.request = request.id;
-      info.prompt_tokens = slot->timings().prompt_tokens;
-      info.cached = slot->timings().cached_tokens;
-      info.prompt_done = slot->prompt_done();
-      info.answered = slot->timings().answer_tokens;
-      info.max_tokens = request.max_tokens;
-      info.sampling = request.sampling;
-      ++now_.busy;
-    }
+    // A slot at work aside stays what it was said to be last.
+    const SlotInfo& info = infos.emplace_back(aside(slot.get()) ? infos_[size_t(slot->id())] : describe(*slot));
+    now_.busy += info.state != SlotState::kIdle ? 1 : 0;
     now_.tokens_held += info.held;
     now_.token_capacity += info.context;
     now_.kv_bytes_held += info.kv_bytes;
-    infos.push_back(std::move(info));
   }
   std::lock_guard lock(mutex_);
   counters_ = now_;

@@ -131,11 +131,9 @@ void Slot::take_prefix(int64_t& keep) {
   from_cache_ = true;
 }
 
-bool Slot::store_prefix() {
-  if (!std::exchange(worth_storing_, false)) return false;
-  const Status stored = prefixes_->insert(*session_, salt_);
+void Slot::store_prefix(const Pause& pause) {
+  const Status stored = prefixes_->insert(*session_, salt_, pause);
   if (!stored.ok()) log_info("prefix cache: {}", stored.message());
-  return true;
 }
 
 void Slot::report_progress(bool force) {
@@ -152,6 +150,7 @@ Result<std::optional<int32_t>> Slot::choose() {
     finish(how);
     return std::optional<int32_t>();
   };
+  if (held_token_) return std::exchange(held_token_, std::nullopt);
   if (request.max_tokens == 0) return ended(Finish::kLength);
   const auto chosen = choose_token(*sampler_, session_->logits(), grammar_ ? &*grammar_ : nullptr, tokenizer_);
   if (!chosen) {
@@ -217,6 +216,7 @@ void Slot::rest() {
   sampler_.reset();
   text_.reset();
   grammar_.reset();
+  held_token_.reset();
 }
 
 Status Slot::use_recipe(const Recipe& recipe) {
@@ -227,14 +227,17 @@ Status Slot::use_recipe(const Recipe& recipe) {
   return {};
 }
 
-Result<KvRestored> Slot::restore(const Recipe& recipe, const std::string& path, const std::string& salt) {
+Result<KvRestored> Slot::restore(const Recipe& recipe, const std::string& path, const std::string& salt,
+                                 const Pause& pause) {
   std::unique_ptr<KvSession> kv;
   const bool other = !(recipe == session_->kv().recipe());
   if (other) {
     LONGKV_ASSIGN(kv, session_->make_kv(recipe));
     session_->exchange_kv(kv);
   }
-  auto restored = restore_session(*session_, path);
+  KvRestoreOptions options;
+  options.pause = pause;
+  auto restored = restore_session(*session_, path, options);
   if (restored.ok()) {
     recipe_ = recipe.canonical();
     salt_ = salt;

@@ -5,8 +5,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/portions.h"
 #include "engine/kv_file.h"
 #include "engine/prefix_cache.h"
 #include "engine/session.h"
@@ -71,9 +73,12 @@ class Slot {
   int64_t prompt_left() const { return timings_.prompt_tokens - prompt_done(); }
   // Chooses the next token and tells the client. The token must be fed before the next call; nullopt: the answer ended.
   Result<std::optional<int32_t>> choose();
-  // Puts a prompt that was just read into the prefix cache, if it is worth it: after the first token was chosen, so
-  // that its client does not wait, and before it is fed. Whether something was stored.
-  bool store_prefix();
+  // Whether a prompt that was just read is worth a place in the prefix cache; asked once. store_prefix() puts it there
+  // after the first token was chosen, so that its client does not wait, and before it is fed: hold() keeps it, and
+  // choose() gives it back.
+  bool take_worth_storing() { return std::exchange(worth_storing_, false); }
+  void hold(int32_t id) { held_token_ = id; }
+  void store_prefix(const Pause& pause);
   // Ends the job early and keeps what can be used again; nothing of a session that failed in the middle of a token.
   void abandon(const Status& reason, bool broken = false);
   // While idle: forgets everything held, and puts another recipe in place, which forgets too unless it is the same.
@@ -81,7 +86,8 @@ class Slot {
   Status use_recipe(const Recipe& recipe);
   // While idle: puts what a KV file holds in place, under the recipe that it was saved with. After an error the slot
   // holds what it held. Errors: see restore_session().
-  Result<KvRestored> restore(const Recipe& recipe, const std::string& path, const std::string& salt);
+  Result<KvRestored> restore(const Recipe& recipe, const std::string& path, const std::string& salt,
+                             const Pause& pause = {});
   // Who may share what is held now.
   const std::string& salt() const { return salt_; }
 
@@ -102,7 +108,8 @@ class Slot {
   std::string recipe_;
   std::string salt_;
   bool worth_storing_ = false;  // the session holds a prompt just read that the prefix cache does not know
-  bool from_cache_ = false;     // what is held of the prompt came from the prefix cache
+  std::optional<int32_t> held_token_;
+  bool from_cache_ = false;  // what is held of the prompt came from the prefix cache
   Clock::time_point last_used_ = Clock::now();
 
   std::shared_ptr<Job> job_;

@@ -120,6 +120,47 @@ TEST(PrefixCacheTest, AHitGivesTheBitsOfAMiss) {
   }
 }
 
+// What is copied into memory, what leaves it for the folder, and a file that is saved or checked come in pieces of
+// bounded size, between which others have their turns.
+TEST(PrefixCacheTest, LongCopiesPauseBetweenPieces) {
+  ThreadPool pool(2);
+  const auto model = tiny("qwen3");
+  const int64_t vocab = model->config().vocab;
+  const std::string folder = ::testing::TempDir() + "longkv-pauses";
+  std::filesystem::remove_all(folder);
+  auto session = session_of(model, "store=f32", pool);
+  ASSERT_TRUE(session->prefill(random_ids(1900, vocab)).ok());
+  int pauses = 0;
+  const Pause pause = [&] { ++pauses; };
+  auto cache = cache_of({.ram_bytes = 64 << 20});
+  ASSERT_TRUE(cache->insert(*session, {}, pause).ok());
+  const auto bytes = int64_t(cache->stats().bytes_ram);
+  ASSERT_GT(bytes, 1 << 20);
+  EXPECT_GE(pauses, bytes >> 18);
+
+  // Memory for one entry: the second sends the first to the folder.
+  auto small = cache_of({.ram_bytes = uint64_t(bytes) + 4096, .folder = folder, .disk_bytes = 64 << 20});
+  ASSERT_TRUE(small->insert(*session).ok());
+  ASSERT_TRUE(session->truncate(0).ok());
+  ASSERT_TRUE(session->prefill(random_ids(1900, vocab, 9)).ok());
+  const int copied = std::exchange(pauses, 0);
+  ASSERT_TRUE(small->insert(*session, {}, pause).ok());
+  EXPECT_EQ(small->stats().entries_disk, 1);
+  EXPECT_GE(pauses, copied + (bytes >> 20));
+
+  pauses = 0;
+  ASSERT_TRUE(save_session(*session, folder + "/saved", /*compress=*/false, pause).ok());
+  EXPECT_GE(pauses, bytes >> 18);
+  pauses = 0;
+  KvRestoreOptions options;
+  options.pause = pause;
+  auto restored = session_of(model, "store=f32", pool);
+  ASSERT_TRUE(restore_session(*restored, folder + "/saved", options).ok());
+  EXPECT_GE(pauses, bytes >> 20);
+  EXPECT_EQ(restored->ids(), session->ids());
+  std::filesystem::remove_all(folder);
+}
+
 TEST(PrefixCacheTest, RecipesThatCannotBeCutReuseTheSamePromptAlone) {
   ThreadPool pool(2);
   const auto model = tiny("qwen3");

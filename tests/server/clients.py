@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Runs clients that people use against a running `longkv serve`:
 
-  tests/server/clients.py LONGKV MODEL [--only curl,openai,llm,lm-eval,schemathesis] [--python PYTHON]
+  tests/server/clients.py LONGKV MODEL [--only curl,openai,llm,lm-eval,schemathesis,schemathesis-tools] [--python PYTHON] [--examples 50]
 
 curl, the `openai` package, `llm` (through extra-openai-models.yaml), lm-eval's `local-completions` over a task of its own that needs no
-network, and schemathesis over /openapi.json. PYTHON is one whose environment has these packages:
+network, and schemathesis over /openapi.json, a second time with a chat template that has tools. PYTHON is one whose environment has these packages:
   python3 -m venv clients && clients/bin/pip install openai llm schemathesis "lm-eval[api]" transformers gguf torch
 What is not installed is skipped and said. Prints one line for each client; the exit status is 1 if one failed."""
 import argparse
@@ -45,7 +45,8 @@ def serving(options, folder, *flags):
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     slots = tempfile.mkdtemp(dir=folder)
-    server = subprocess.Popen([options.longkv, "serve", "-m", options.model, "--port", str(port), "-c", "2048", "-np", "2",
+    context = () if "-c" in flags else ("-c", "2048")
+    server = subprocess.Popen([options.longkv, "serve", "-m", options.model, "--port", str(port), *context, "-np", "2",
                                "--slot-save-path", slots, "-q", *flags], stdout=subprocess.DEVNULL)
     base = f"http://127.0.0.1:{port}"
     try:
@@ -174,20 +175,41 @@ def lm_eval(options, base, folder):
             f"(largest difference of a log likelihood {far:.1e})")
 
 
-def schemathesis(options, base, folder):
+# A template that lists tools and writes calls as Hermes and Qwen do, for a model of ChatML's special tokens.
+TOOL_TEMPLATE = """{%- for tool in tools or [] %}{{ '<|im_start|>system\n' if loop.first }}{{ tool | tojson }}
+{{ '<|im_end|>\n' if loop.last }}{%- endfor %}
+{%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' + (message.content or '') }}
+{%- for call in message.tool_calls or [] %}{{ '<tool_call>\n' + (call.function | tojson) + '\n</tool_call>' }}{%- endfor %}
+{{- '<|im_end|>\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"""
+
+
+def described(options, folder, server_flags, paths):
+    """schemathesis over a server whose context is short: answers without a length go to its end."""
     program = tool(options, "schemathesis")
     # 504 is the answer to a request whose own time limit is over, and a full queue's is 503. Of what is written as described 422 refuses
     # what contradicts itself, which a description cannot exclude.
-    with open(os.path.join(folder, "schemathesis.toml"), "w") as file:
+    config = os.path.join(folder, "schemathesis.toml")
+    with open(config, "w") as file:
         file.write('[checks.not_a_server_error]\nexpected-statuses = ["2xx", "3xx", "4xx", 503, 504]\n'
                    '[checks.positive_data_acceptance]\nexpected-statuses = ["2xx", "3xx", 401, 403, 404, 409, 422, 429, "5xx"]\n')
-    out = run([program, "--config-file", os.path.join(folder, "schemathesis.toml"), "run", base + "/openapi.json", "--max-examples", str(options.examples), "--seed", "1", "--workers", "2",
-               "--request-timeout", "60", "--no-color"], cwd=folder)
-    tail = [line for line in out.splitlines() if "generated" in line or "passed" in line]
-    return "; ".join(t.strip() for t in tail[-2:])
+    with serving(options, folder, "--allow-kv", "quest", "--metrics", "-c", "512", *server_flags) as own:
+        out = run([program, "--config-file", config, "run", own + "/openapi.json", "--max-examples", str(options.examples), "--seed", "1",
+                   "--workers", "2", "--request-timeout", "60", "--no-color", *paths], cwd=folder)
+    return "; ".join([line.strip() for line in out.splitlines() if "generated" in line or "passed" in line][-2:])
 
 
-CLIENTS = {"curl": curl, "openai": openai, "llm": llm, "lm-eval": lm_eval, "schemathesis": schemathesis}
+def schemathesis(options, base, folder):
+    return described(options, folder, (), ())
+
+
+def schemathesis_tools(options, base, folder):
+    with open(os.path.join(folder, "tools.jinja"), "w") as file:
+        file.write(TOOL_TEMPLATE)
+    return described(options, folder, ("--chat-template-file", os.path.join(folder, "tools.jinja")), ("--include-path-regex", "chat|template"))
+
+
+CLIENTS = {"curl": curl, "openai": openai, "llm": llm, "lm-eval": lm_eval, "schemathesis": schemathesis,
+           "schemathesis-tools": schemathesis_tools}
 
 
 def main():

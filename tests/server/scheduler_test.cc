@@ -267,19 +267,19 @@ TEST_F(SchedulerTest, WorkOnIdleSlotsOnly) {
   int64_t held = -1;
   EXPECT_TRUE(scheduler_
                   ->with_idle_slot(0,
-                                   [&](Slot& slot) {
+                                   [&](Slot& slot, const Pause&) {
                                      held = int64_t(slot.held().size());
                                      return Status();
                                    })
                   .ok());
   EXPECT_EQ(held, 102);
-  EXPECT_EQ(scheduler_->with_idle_slot(1, [](Slot&) { return Status(); }).code(), Code::kInvalidArgument);
+  EXPECT_EQ(scheduler_->with_idle_slot(1, [](Slot&, const Pause&) { return Status(); }).code(), Code::kInvalidArgument);
   // An answer of the tiny model can be over before it is looked at: one of many is caught.
   Code code = Code::kOk;
   for (int i = 0; i < 100 && code == Code::kOk; ++i) {
     auto busy = scheduler_->submit(request(300, 150));
     wait_for_text(*busy);
-    code = scheduler_->with_idle_slot(0, [](Slot&) { return Status(); }).code();
+    code = scheduler_->with_idle_slot(0, [](Slot&, const Pause&) { return Status(); }).code();
     busy->cancel();
   }
   EXPECT_EQ(code, Code::kInvalidArgument);

@@ -245,16 +245,16 @@ TEST_F(Demanded, WhatCannotBe) {
   };
   const auto named = [](const json& name) { return json{{"type", "function"}, {"function", {{"name", name}}}}; };
   refused(plain, {{"tools", some_tools()}, {"tool_choice", "required"}}, 400, "tools", "chat format");
-  refused(plain, {{"tool_choice", "required"}}, 400, "tool_choice", "no 'tools'");
-  refused(server, {{"tool_choice", "required"}, {"tools", json::array()}}, 400, "tool_choice", "no 'tools'");
-  refused(server, {{"tool_choice", named("time")}}, 400, "tool_choice", "'time', which is not among");
-  refused(server, {{"tools", some_tools()}, {"tool_choice", named("rm")}}, 400, "tool_choice",
+  refused(plain, {{"tool_choice", "required"}}, 422, "tool_choice", "no 'tools'");
+  refused(server, {{"tool_choice", "required"}, {"tools", json::array()}}, 422, "tool_choice", "no 'tools'");
+  refused(server, {{"tool_choice", named("time")}}, 422, "tool_choice", "'time', which is not among");
+  refused(server, {{"tools", some_tools()}, {"tool_choice", named("rm")}}, 422, "tool_choice",
           "'rm', which is not among");
   for (const json& wrong : {json("any"), json(1), json::array(), json::object(), named(3), json{{"type", "function"}}})
     refused(server, {{"tools", some_tools()}, {"tool_choice", wrong}}, 400, "tool_choice",
             "must be auto, none, required");
   refused(server,
-          {{"tools", some_tools()}, {"tool_choice", "required"}, {"response_format", {{"type", "json_object"}}}}, 400,
+          {{"tools", some_tools()}, {"tool_choice", "required"}, {"response_format", {{"type", "json_object"}}}}, 422,
           "tool_choice", "give one");
   refused(server, {{"tools", {function("f", {{"oneOf", json::array()}})}}, {"tool_choice", "required"}}, 400, "tools",
           "'oneOf' is not supported");

@@ -12,6 +12,13 @@
 
 namespace longkv {
 
+namespace {
+
+// Bytes that are summed between two pauses.
+constexpr size_t kSumBlock = 1 << 20;
+
+}  // namespace
+
 void KvFileLoader::bytes(const std::string& name, void* data, uint64_t n) {
   const Status read = file_->read(name, data, n);
   if (!read.ok()) refuse(read.code(), read.message());
@@ -111,7 +118,24 @@ bool KvFileLoader::place(const std::string& name, const KvFile& file, uint64_t f
   return true;
 }
 
-Status KvFileLoader::finish(ThreadPool& pool) {
+bool KvFileLoader::matches(const Check& check, const Pause& pause) {
+  XXH3_state_t hash;
+  XXH3_64bits_reset(&hash);
+  for (const auto& piece : check.pieces) {
+    for (size_t done = 0; done < piece.size(); done += kSumBlock) {
+      pause_at(pause);
+      const auto block = piece.subspan(done, std::min(kSumBlock, piece.size() - done));
+#ifdef MADV_POPULATE_READ
+      // One call instead of a fault for every few pages. What it cannot do, the sum's reading does.
+      ::madvise(const_cast<uint8_t*>(block.data()), block.size(), MADV_POPULATE_READ);
+#endif
+      XXH3_64bits_update(&hash, block.data(), block.size());
+    }
+  }
+  return XXH3_64bits_digest(&hash) == check.checksum;
+}
+
+Status KvFileLoader::finish(ThreadPool& pool, const Pause& pause) {
   LONGKV_TRY(status());
   if (!verify_) return {};
   LONGKV_TRY(file_->verify_gaps());
@@ -119,18 +143,15 @@ Status KvFileLoader::finish(ThreadPool& pool) {
     LONGKV_TRY(base->verify(pool));
   }
   std::atomic<int64_t> bad{-1};
-  pool.run(int64_t(checks_.size()), [&](int64_t i, int) {
-    XXH3_state_t hash;
-    XXH3_64bits_reset(&hash);
-    for (const auto& piece : checks_[size_t(i)].pieces) {
-#ifdef MADV_POPULATE_READ
-      // One call instead of a fault for every few pages. What it cannot do, the sum's reading does.
-      ::madvise(const_cast<uint8_t*>(piece.data()), piece.size(), MADV_POPULATE_READ);
-#endif
-      XXH3_64bits_update(&hash, piece.data(), piece.size());
-    }
-    if (XXH3_64bits_digest(&hash) != checks_[size_t(i)].checksum) bad.store(i);
-  });
+  const auto check = [&](int64_t i, int) {
+    if (!matches(checks_[size_t(i)], pause)) bad.store(i);
+  };
+  const auto checks = int64_t(checks_.size());
+  if (pause) {
+    for (int64_t i = 0; i < checks; ++i) check(i, 0);
+  } else {
+    pool.run(checks, check);
+  }
   if (bad < 0) return {};
   return fail(Code::kCorrupt, "KV file '{}': segment '{}' does not match its sum; it is damaged, save it anew",
               file_->path(), checks_[size_t(bad)].name);

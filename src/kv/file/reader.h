@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/mapped_file.h"
+#include "base/portions.h"
 #include "base/threads.h"
 #include "kv/file/format.h"
 #include "kv/state.h"
@@ -84,7 +85,8 @@ class KvFileLoader final : public KvState {
   // verify: finish() also checks the sums of mapped pages, which reads them all; the others are always checked.
   KvFileLoader(std::shared_ptr<const KvFile> file, bool verify)
       : KvState(true), file_(std::move(file)), verify_(verify) {}
-  Status finish(ThreadPool& pool);
+  // With `pause`, which is called between pieces, the calling thread does it alone.
+  Status finish(ThreadPool& pool, const Pause& pause = {});
   uint64_t bytes_mapped() const { return mapped_; }
   uint64_t bytes_copied() const { return copied_; }
 
@@ -102,6 +104,8 @@ class KvFileLoader final : public KvState {
   };
   bool place(const std::string& name, const KvFile& file, uint64_t from, uint64_t until, VirtualArray& array,
              std::span<const ByteRange> spans);
+
+  static bool matches(const Check& check, const Pause& pause);
 
   std::shared_ptr<const KvFile> file_;
   const bool verify_;

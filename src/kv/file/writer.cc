@@ -18,6 +18,8 @@ constexpr int kZstdLevel = 3;
 // Segments below gain nothing.
 constexpr uint64_t kSmallestCompressed = 512;
 constexpr uint8_t kZeros[4096] = {};
+// Bytes that are summed and handed on together.
+constexpr uint64_t kBlock = 256 << 10;
 
 }  // namespace
 
@@ -134,8 +136,11 @@ void KvFileWriter::segment(const std::string& name, KvSegmentKind kind, std::spa
     XXH3_64bits_reset(&hash);
     for (const Piece& piece : own) {
       if (piece.data != nullptr) {
-        XXH3_64bits_update(&hash, piece.data, size_t(piece.bytes));
-        put(piece.data, piece.bytes);
+        for (uint64_t done = 0; done < piece.bytes && ok(); done += kBlock) {
+          const uint64_t n = std::min(piece.bytes - done, kBlock);
+          XXH3_64bits_update(&hash, piece.data + done, size_t(n));
+          put(piece.data + done, n);
+        }
       } else {
         for (uint64_t done = 0; done < piece.bytes; done += sizeof(kZeros)) {
           XXH3_64bits_update(&hash, kZeros, size_t(std::min<uint64_t>(piece.bytes - done, sizeof(kZeros))));

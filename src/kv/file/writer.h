@@ -24,7 +24,7 @@ struct KvWriteOptions {
 
 class KvFileWriter final : public KvState {
  public:
-  // Takes bytes in order.
+  // Takes bytes in order, a quarter of a megabyte at most.
   using Sink = std::function<Status(std::span<const uint8_t>)>;
 
   KvFileWriter(Sink sink, const KvWriteOptions& options);
