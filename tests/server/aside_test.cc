@@ -15,23 +15,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-GenerateRequest request(int64_t prompt, int64_t answer, uint32_t seed) {
-  GenerateRequest r;
-  for (int64_t i = 0; i < prompt; ++i) {
-    seed = seed * 1664525u + 1013904223u;
-    r.ids.push_back(int32_t('a' + (seed >> 16) % 26));
-  }
-  r.id = "test";
-  r.max_tokens = answer;
-  r.ignore_eos = true;
-  r.sampling.temperature = 0;
-  return r;
-}
-
 // An answer that goes on in the background, its tokens counted as they come.
 class Talker {
  public:
-  explicit Talker(Scheduler& scheduler) : events_(scheduler.submit(request(20, -1, 5))) {
+  explicit Talker(Scheduler& scheduler) : events_(scheduler.submit(random_request(20, -1, 5))) {
     reader_ = std::thread([this] {
       while (!ended_) {
         for (const Event& event : events_->take(milliseconds(20))) {
@@ -68,7 +55,7 @@ TEST(Aside, AnAnswerGoesOnWhileAPromptIsStored) {
   // The answer may end first, or the machine may be busy just then.
   for (; tries < 10 && most < 4; ++tries) {
     Talker talker(scheduler);
-    const auto other = scheduler.submit(request(kPrompt, 3, 100 + uint32_t(tries)));
+    const auto other = scheduler.submit(random_request(kPrompt, 3, 100 + uint32_t(tries)));
     std::vector<int> seen;  // tokens of the talker when one of the other came
     while (seen.size() < 3) {
       for (const Event& event : other->take(milliseconds(100))) {
@@ -81,7 +68,7 @@ TEST(Aside, AnAnswerGoesOnWhileAPromptIsStored) {
   EXPECT_GE(most, 4) << "a copy in one go lets one token through";
   EXPECT_TRUE(server.until_slots(all_idle, 20));
   // What was copied in pieces is found, and is whole.
-  GenerateRequest again = request(kPrompt, 3, 100);
+  GenerateRequest again = random_request(kPrompt, 3, 100);
   again.slot = 1;
   ASSERT_TRUE(scheduler.with_idle_slot(0, [](Slot& slot, const Pause&) { return slot.erase(), Status(); }).ok());
   ASSERT_TRUE(scheduler.with_idle_slot(1, [](Slot& slot, const Pause&) { return slot.erase(), Status(); }).ok());

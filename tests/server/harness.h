@@ -223,4 +223,18 @@ inline json completion(const std::string& text, json more = json::object()) {
   return body;
 }
 
+// Random letters, answered greedily to the asked length.
+inline GenerateRequest random_request(int64_t prompt, int64_t answer, uint32_t seed) {
+  GenerateRequest r;
+  for (int64_t i = 0; i < prompt; ++i) {
+    seed = seed * 1664525u + 1013904223u;
+    r.ids.push_back(int32_t('a' + (seed >> 16) % 26));
+  }
+  r.id = "test";
+  r.max_tokens = answer;
+  r.ignore_eos = true;
+  r.sampling.temperature = 0;
+  return r;
+}
+
 }  // namespace longkv::server

@@ -65,16 +65,7 @@ class SchedulerTest : public ::testing::Test {
   }
 
   GenerateRequest request(int64_t prompt, int64_t answer, uint32_t seed = 1) {
-    GenerateRequest r;
-    for (int64_t i = 0; i < prompt; ++i) {
-      seed = seed * 1664525u + 1013904223u;
-      r.ids.push_back(int32_t('a' + (seed >> 16) % 26));
-    }
-    r.id = "test";
-    r.max_tokens = answer;
-    r.ignore_eos = true;
-    r.sampling.temperature = 0;
-    return r;
+    return random_request(prompt, answer, seed);
   }
 
   Outcome run(GenerateRequest r) { return wait_for(*scheduler_->submit(std::move(r))); }
