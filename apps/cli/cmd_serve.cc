@@ -36,6 +36,7 @@ struct ServeOptions {
   std::vector<std::string> keys, allow_kv;
   int slots = 4;
   int queue = 64;
+  int64_t predict = -1;
   double prompt_share = 0.5;
   double timeout = 3600;
   double ping = 30;
@@ -159,6 +160,7 @@ Status serve(ServeOptions o) {
   s.model_path = o.model.model;
   s.alias = o.alias;
   s.request_seconds = o.timeout;
+  s.max_tokens = o.predict;
   s.scheduler.slots = o.slots;
   s.scheduler.queue = size_t(o.queue);
   s.scheduler.prompt_share = o.prompt_share;
@@ -230,6 +232,11 @@ void add_serve(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--queue", o->queue, "Requests that may wait for a slot; more are answered 503")
       ->check(CLI::Range(0, 100000))
+      ->capture_default_str();
+  command
+      ->add_option("-n,--predict,--n-predict", o->predict,
+                   "Tokens of an answer at most, whatever a request asks for; -1 = to the end")
+      ->check(CLI::Range(int64_t(-1), int64_t(1) << 40))
       ->capture_default_str();
   command->add_option("--allow-kv", o->allow_kv, "KV recipe that requests may choose (field 'kv'); may be repeated")
       ->allow_extra_args(false);

@@ -223,7 +223,7 @@ void read_chat_prompt(const Service& service, Fields& fields, ApiRequest& out, c
   if (!out.tools.empty()) out.generate.show_special = true;
 }
 
-void read_length(Fields& fields, ApiRequest& out) {
+void read_length(const Service& service, Fields& fields, ApiRequest& out) {
   const char* given = nullptr;
   for (const char* name : {"n_predict", "max_tokens", "max_completion_tokens"}) {
     const auto n = fields.integer(name, -1, int64_t(1) << 40);
@@ -236,7 +236,10 @@ void read_length(Fields& fields, ApiRequest& out) {
     out.generate.max_tokens = *n;
   }
   // -1 is llama-server's "to the end". OpenAI's completions stop after 16 tokens unless told otherwise.
-  if (given == nullptr && out.route == Route::kCompletions) out.generate.max_tokens = 16;
+  int64_t& length = out.generate.max_tokens;
+  if (given == nullptr && out.route == Route::kCompletions) length = 16;
+  const int64_t most = service.options().max_tokens;
+  if (most >= 0 && (length < 0 || length > most)) length = most;
 }
 
 void read_logprobs(Fields& fields, ApiRequest& out) {
@@ -303,7 +306,7 @@ std::variant<ApiError, ApiRequest> read_request(const Service& service, Route ro
   out.return_tokens = fields.boolean("return_tokens").value_or(false);
   if (route != Route::kChat) out.echo = fields.boolean("echo").value_or(false);
   read_sampling(service, fields, g);
-  read_length(fields, out);
+  read_length(service, fields, out);
   read_stops(fields, g);
   read_format(fields, g);
   if (conversation.call && g.schema)

@@ -26,6 +26,7 @@ struct ServiceOptions {
   SchedulerOptions scheduler;
   std::vector<NamedRecipe> recipes;  // beside the default one, scheduler.session.recipe
   SamplingParams sampling;           // what requests do not set
+  int64_t max_tokens = -1;           // of an answer, whatever a request asks for; -1: to the context's end
   std::optional<uint64_t> seed;      // of requests that set none; absent: a random one for each
   double request_seconds = 0;        // limit of a request from its arrival; 0: none
 };

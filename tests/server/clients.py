@@ -45,8 +45,7 @@ def serving(options, folder, *flags):
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     slots = tempfile.mkdtemp(dir=folder)
-    context = () if "-c" in flags else ("-c", "2048")
-    server = subprocess.Popen([options.longkv, "serve", "-m", options.model, "--port", str(port), *context, "-np", "2",
+    server = subprocess.Popen([options.longkv, "serve", "-m", options.model, "--port", str(port), "-c", "2048", "-np", "2",
                                "--slot-save-path", slots, "-q", *flags], stdout=subprocess.DEVNULL)
     base = f"http://127.0.0.1:{port}"
     try:
@@ -184,7 +183,7 @@ TOOL_TEMPLATE = """{%- for tool in tools or [] %}{{ '<|im_start|>system\n' if lo
 
 
 def described(options, folder, server_flags, paths):
-    """schemathesis over a server whose context is short: answers without a length go to its end."""
+    """schemathesis over a server whose answers are short: most of those that it asks for go to the context's end."""
     program = tool(options, "schemathesis")
     # 504 is the answer to a request whose own time limit is over, and a full queue's is 503. Of what is written as described 422 refuses
     # what contradicts itself, which a description cannot exclude.
@@ -192,7 +191,7 @@ def described(options, folder, server_flags, paths):
     with open(config, "w") as file:
         file.write('[checks.not_a_server_error]\nexpected-statuses = ["2xx", "3xx", "4xx", 503, 504]\n'
                    '[checks.positive_data_acceptance]\nexpected-statuses = ["2xx", "3xx", 401, 403, 404, 409, 422, 429, "5xx"]\n')
-    with serving(options, folder, "--allow-kv", "quest", "--metrics", "-c", "512", *server_flags) as own:
+    with serving(options, folder, "--allow-kv", "quest", "--metrics", "-n", "16", *server_flags) as own:
         out = run([program, "--config-file", config, "run", own + "/openapi.json", "--max-examples", str(options.examples), "--seed", "1",
                    "--workers", "2", "--request-timeout", "60", "--no-color", *paths], cwd=folder)
     return "; ".join([line.strip() for line in out.splitlines() if "generated" in line or "passed" in line][-2:])

@@ -103,6 +103,21 @@ TEST(Routes, CompletionsAndTheirOwnNames) {
       << "text and ids mixed";
 }
 
+TEST(Routes, TheServersLimitOfAnAnswer) {
+  TestServer server([](ServiceOptions& s, HttpOptions&) { s.max_tokens = 5; });
+  const auto length = [&](const char* path, json body) {
+    const json j = server.post(path, body).parsed();
+    EXPECT_EQ(j["choices"][0]["finish_reason"], "length") << j;
+    return j["usage"]["completion_tokens"].get<int64_t>();
+  };
+  EXPECT_EQ(length("/v1/completions", completion("abc")), 5);
+  EXPECT_EQ(length("/v1/completions", completion("abc", {{"max_tokens", 6}})), 5);
+  EXPECT_EQ(length("/v1/completions", completion("abc", {{"max_tokens", 3}})), 3);
+  EXPECT_EQ(length("/v1/completions", completion("abc", {{"n_predict", -1}})), 5);
+  EXPECT_EQ(length("/v1/completions", completion("abc", {{"max_tokens", 0}})), 0);
+  EXPECT_EQ(length("/v1/chat/completions", chat("abc", {{"ignore_eos", true}})), 5);
+}
+
 TEST(Routes, StopStringsAcrossTokensAreNeverShown) {
   TestServer server;
   const std::string text =
