@@ -24,46 +24,35 @@ ChannelCounts counts_by_threshold(const MaskShape& shape, const std::vector<floa
 }
 
 ChannelCounts counts_by_bytes(const MaskShape& shape, const std::vector<double>& loss, double share, int64_t align) {
-  const int64_t steps = shape.dim_k / align, levels = steps + 1;
-  const auto bytes_of = [&](int64_t level) { return level == 0 ? int64_t{0} : level * align + shape.dim_v; };
-  struct Segment {
-    int64_t head, to, bytes;
-    double gain;  // loss saved per byte
-  };
-  std::vector<Segment> segments;
+  const int64_t levels = shape.dim_k / align + 1, unit = std::gcd(align, int64_t(shape.dim_v));
+  const auto cost = [&](int64_t level) { return level == 0 ? int64_t{0} : (level * align + shape.dim_v) / unit; };
+  const auto budget = int64_t(share * double(shape.learned_heads() * (shape.dim_k + shape.dim_v)) / double(unit));
+  // least[b]: loss of the heads so far within b units; chosen: the level that each head takes to reach it.
+  std::vector<double> least(size_t(budget) + 1, 0.0), next(least.size());
+  std::vector<int64_t> open;
   for (int64_t h = 0; h < shape.heads(); ++h) {
-    if (!shape.head_learns(h) || shape.head_streams(h)) continue;
-    const double* curve = loss.data() + h * levels;
-    int64_t at = 0;
-    while (at < steps) {
-      // The steepest way down from here is the hull's next segment; of equal ones the longest.
-      int64_t best = at + 1;
-      double gain = -1;
-      for (int64_t to = at + 1; to <= steps; ++to) {
-        const double g = (curve[at] - curve[to]) / double(bytes_of(to) - bytes_of(at));
-        if (g >= gain) {
-          gain = g;
-          best = to;
-        }
-      }
-      segments.push_back({h, best, bytes_of(best) - bytes_of(at), gain});
-      at = best;
-    }
+    if (shape.head_learns(h) && !shape.head_streams(h)) open.push_back(h);
   }
-  // Within a head gains fall, so a stable sort keeps a head's segments in order.
-  std::stable_sort(segments.begin(), segments.end(),
-                   [](const Segment& a, const Segment& b) { return a.gain > b.gain; });
-  int64_t left = int64_t(share * double(shape.learned_heads() * (shape.dim_k + shape.dim_v)));
-  ChannelCounts counts(size_t(shape.heads()), 0);
-  std::vector<bool> closed(counts.size(), false);
-  for (const Segment& s : segments) {
-    if (closed[size_t(s.head)]) continue;
-    if (s.bytes > left) {
-      closed[size_t(s.head)] = true;  // what follows in this head builds on the segment that did not fit
-      continue;
+  std::vector<std::vector<uint16_t>> chosen(open.size(), std::vector<uint16_t>(least.size(), 0));
+  for (size_t i = 0; i < open.size(); ++i) {
+    const double* curve = loss.data() + open[i] * levels;
+    for (int64_t b = 0; b <= budget; ++b) {
+      next[size_t(b)] = least[size_t(b)] + curve[0];
+      for (int64_t level = 1; level < levels && cost(level) <= b; ++level) {
+        const double sum = least[size_t(b - cost(level))] + curve[level];
+        if (sum > next[size_t(b)]) continue;  // of equal losses the one with more channels
+        next[size_t(b)] = sum;
+        chosen[i][size_t(b)] = uint16_t(level);
+      }
     }
-    left -= s.bytes;
-    counts[size_t(s.head)] = s.to * align;
+    least.swap(next);
+  }
+  ChannelCounts counts(size_t(shape.heads()), 0);
+  int64_t left = budget;
+  for (size_t i = open.size(); i-- > 0;) {
+    const int64_t level = chosen[i][size_t(left)];
+    counts[size_t(open[i])] = level * align;
+    left -= cost(level);
   }
   return counts;
 }

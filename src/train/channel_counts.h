@@ -31,8 +31,8 @@ struct MaskShape {
 ChannelCounts counts_by_threshold(const MaskShape& shape, const std::vector<float>& alpha, double ratio, int64_t align);
 
 // Counts in multiples of `align` that lose least within `share` of all K and V bytes of old rows, where a head without
-// channels needs no V either (kv/region_store.h): each head's lower convex hull of loss over bytes, steepest segments
-// first. loss: [heads][dim_k / align + 1], loss of keeping i * align channels. A shape with dim_v = 0 pays for K alone.
+// channels needs no V either (kv/region_store.h): the best of all, by the loss of the first heads within every budget.
+// loss: [heads][dim_k / align + 1], loss of keeping i * align channels. A shape with dim_v = 0 pays for K alone.
 ChannelCounts counts_by_bytes(const MaskShape& shape, const std::vector<double>& loss, double share, int64_t align);
 
 // 1 for the counts[h] largest alpha of every head, ties to lower channels; 0 for the others. Heads that learn nothing
