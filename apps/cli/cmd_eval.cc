@@ -40,7 +40,7 @@ struct EvalCommand {
               depths = "0,10,20,30,40,50,60,70,80,90,100";
   std::string dir, question = "hidden", haystack = "grammar", form = "auto", chat_template;
   std::vector<std::string> data;
-  std::string data_tasks;
+  std::string data_tasks, jieba;
   bool raw = false, list = false, tasks_given = false, report_only = false;
   int64_t samples = 10, noise = 1, seed = 1;
   int check_every = 4, jobs = 1;
@@ -170,6 +170,7 @@ Result<std::vector<std::unique_ptr<EvalTask>>> add_data(const EvalCommand& o, Ev
     std::tie(request.kind, request.path) = split_dataset_name(text);
     request.samples = o.samples;
     request.seed = uint64_t(o.seed);
+    request.jieba = o.jieba;
     if (!o.data_tasks.empty()) request.tasks = split_commas(o.data_tasks);
     LONGKV_ASSIGN(Dataset dataset, read_dataset(request));
     for (EvalSample& sample : dataset.samples) options.given.push_back(std::move(sample));
@@ -393,6 +394,12 @@ void add_eval(CLI::App& app, int& exit_code) {
                    "A benchmark's own files, as PATH or KIND:PATH (docs/evaluation.md); may be repeated")
       ->allow_extra_args(false);
   command->add_option("--data-tasks", o->data_tasks, "Only these tasks of --data, comma separated")->group(kMore);
+  command
+      ->add_option(
+          "--jieba", o->jieba,
+          "Folder of the Python package jieba, by whose words LongBench compares Chinese; default: where it is "
+          "installed")
+      ->group(kMore);
   command->add_flag("--report", o->report_only, "Only write tables and plots of the results in -o anew, then exit");
   command->add_flag("--list-tasks", o->list, "Print the tasks, then exit");
   command->add_option("--kv", o->recipes, "KV recipes, comma separated; full attention always comes first")

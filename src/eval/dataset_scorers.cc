@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "eval/chinese_words.h"
 #include "eval/text.h"
 #include "eval/text_scores.h"
 
@@ -139,14 +140,20 @@ double answer_number(std::string_view output, const std::vector<std::string>& re
 }  // namespace
 
 double score_dataset_answer(EvalMetric metric, std::string_view output, const std::vector<std::string>& references,
-                            const std::vector<std::string>& classes) {
+                            const std::vector<std::string>& classes, const ChineseWords* words) {
   using M = EvalMetric;
   switch (metric) {
     case M::kF1: return best_of(references, [&](const std::string& r) { return f1_score(output, r); });
     case M::kF1Characters: return best_of(references, [&](const std::string& r) { return f1_characters(output, r); });
+    case M::kF1Jieba:
+      return best_of(references, [&](const std::string& r) { return f1_chinese(words->cut(output), words->cut(r)); });
     case M::kRougeL: return best_of(references, [&](const std::string& r) { return rouge_l(output, r); });
     case M::kRougeLCharacters:
       return best_of(references, [&](const std::string& r) { return rouge_l_characters(output, r); });
+    case M::kRougeLJieba:
+      return best_of(references, [&](const std::string& r) {
+        return rouge_l(join(words->cut(output), " "), join(words->cut(r), " "));
+      });
     case M::kClass: return best_of(references, [&](const std::string& r) { return class_score(output, r, classes); });
     case M::kParagraphNumber:
       return best_of(references, [&](const std::string& r) { return share_of_numbers(output, paragraph_of(r)); });

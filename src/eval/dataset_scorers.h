@@ -10,6 +10,6 @@
 namespace longkv {
 
 double score_dataset_answer(EvalMetric metric, std::string_view output, const std::vector<std::string>& references,
-                            const std::vector<std::string>& classes);
+                            const std::vector<std::string>& classes, const ChineseWords* words);
 
 }  // namespace longkv

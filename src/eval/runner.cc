@@ -298,7 +298,7 @@ class Runner {
       const EvalSample& s = prompt.sample;
       r.score = s.metric == EvalMetric::kNegativeLogLikelihood
                     ? a.nll
-                    : score_answer(s.metric, a.text, s.references, s.distractors);
+                    : score_answer(s.metric, a.text, s.references, s.distractors, s.words.get());
       r.candidates = named_candidates(a.text, s.references, s.distractors);
     }
     r.text = a.text;

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "eval/random.h"
 
 namespace longkv {
+
+class ChineseWords;
 
 enum class EvalMetric {
   kFirstInteger,           // the first integer of the output equals the reference as a number
@@ -22,8 +25,10 @@ enum class EvalMetric {
   // Of data sets. Several references: the best one counts.
   kF1,                // LongBench: words in common
   kF1Characters,      // Chinese, by characters
+  kF1Jieba,           // LongBench: Chinese, by jieba's words
   kRougeL,            // LongBench: the package "rouge"
   kRougeLCharacters,  // Chinese, by characters
+  kRougeLJieba,       // LongBench: Chinese, by jieba's words
   kClass,             // LongBench: class names in the output; `distractors` are all classes
   kParagraphNumber,   // LongBench: share of the output's numbers that are the reference's
   kCount,             // LongBench: share of the output's numbers that are the reference
@@ -52,6 +57,7 @@ struct EvalSample {
   std::vector<std::string> facts;
   std::string asked;  // what the question must still hold: the key
   EvalMetric metric = EvalMetric::kAllSubstrings;
+  std::shared_ptr<const ChineseWords> words;  // of the metrics by jieba's words
   std::string stop;          // the answer ends before this, once something but blanks was said; empty: never
   int64_t new_tokens = 0;    // cap; 0: the tokens of all references and kAnswerSlack more
   std::string continuation;  // kNegativeLogLikelihood: the text that is scored

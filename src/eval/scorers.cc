@@ -92,18 +92,39 @@ double first_run(std::string_view output, const std::vector<std::string>& refere
 }  // namespace
 
 const char* eval_metric_name(EvalMetric metric) {
-  static const char* const kNames[] = {
-      "first_integer", "digit_run",       "all_substrings",     "any_substring", "word",
-      "variable_set",  "all_words",       "number_set",         "nll",           "f1",
-      "f1_characters", "rouge_l",         "rouge_l_characters", "class",         "paragraph_number",
-      "count",         "code_similarity", "answer_letter",      "letter",        "letter_or_name",
-      "first_number",  "last_integer",    "running_values",     "name",          "keyword_or_edit",
-      "answer_number"};
+  static const char* const kNames[] = {"first_integer",
+                                       "digit_run",
+                                       "all_substrings",
+                                       "any_substring",
+                                       "word",
+                                       "variable_set",
+                                       "all_words",
+                                       "number_set",
+                                       "nll",
+                                       "f1",
+                                       "f1_characters",
+                                       "f1_jieba",
+                                       "rouge_l",
+                                       "rouge_l_characters",
+                                       "rouge_l_jieba",
+                                       "class",
+                                       "paragraph_number",
+                                       "count",
+                                       "code_similarity",
+                                       "answer_letter",
+                                       "letter",
+                                       "letter_or_name",
+                                       "first_number",
+                                       "last_integer",
+                                       "running_values",
+                                       "name",
+                                       "keyword_or_edit",
+                                       "answer_number"};
   return kNames[int(metric)];
 }
 
 double score_answer(EvalMetric metric, std::string_view output, const std::vector<std::string>& references,
-                    const std::vector<std::string>& distractors) {
+                    const std::vector<std::string>& distractors, const ChineseWords* words) {
   switch (metric) {
     case EvalMetric::kFirstInteger: return first_run(output, references, true);
     case EvalMetric::kDigitRun: return first_run(output, references, false);
@@ -114,7 +135,7 @@ double score_answer(EvalMetric metric, std::string_view output, const std::vecto
     case EvalMetric::kAllWords: return all_words(output, references);
     case EvalMetric::kNumberSet: return number_set(output, references);
     case EvalMetric::kNegativeLogLikelihood: return 0;
-    default: return score_dataset_answer(metric, output, references, distractors);
+    default: return score_dataset_answer(metric, output, references, distractors, words);
   }
 }
 

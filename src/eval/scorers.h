@@ -9,9 +9,10 @@
 
 namespace longkv {
 
-// 0 to 1. `distractors` are the classes of kClass. kNegativeLogLikelihood is not judged by text and gives 0.
+// 0 to 1. `distractors` are the classes of kClass, `words` is needed by kF1Jieba and kRougeLJieba.
+// kNegativeLogLikelihood is not judged by text and gives 0.
 double score_answer(EvalMetric metric, std::string_view output, const std::vector<std::string>& references,
-                    const std::vector<std::string>& distractors = {});
+                    const std::vector<std::string>& distractors = {}, const ChineseWords* words = nullptr);
 
 // The output up to the sample's stop; what of it follows is nobody's answer.
 std::string_view cut_at_stop(std::string_view output, std::string_view stop);

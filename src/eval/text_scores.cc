@@ -94,6 +94,26 @@ std::vector<std::string> characters(std::string_view text) {
   return out;
 }
 
+// What LongBench removes from Chinese words beside ASCII punctuation. Titles' opening brackets are not among it.
+bool is_chinese_punctuation(uint32_t c) {
+  static const std::vector<uint32_t> kMarks = code_points(
+      "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞"
+      "〟〰〾〿–—‘’‛“”„‟…‧﹏");
+  return std::find(kMarks.begin(), kMarks.end(), c) != kMarks.end();
+}
+
+std::vector<std::string> normalised_chinese(const std::vector<std::string>& words) {
+  std::vector<std::string> out;
+  for (const std::string& word : words) {
+    std::string kept;
+    for (const uint32_t c : code_points(word)) {
+      if (!is_space(c) && !is_ascii_punctuation(c) && !is_chinese_punctuation(c)) append_utf8(kept, lower(c));
+    }
+    if (!kept.empty()) out.push_back(std::move(kept));
+  }
+  return out;
+}
+
 // Words of the longest common subsequence that a walk back from the ends finds, preferring to drop a word of `b`. Which
 // of several longest ones it is decides the union over sentences.
 void add_common(const std::vector<std::string>& a, const std::vector<std::string>& b, std::set<std::string>& into) {
@@ -171,6 +191,10 @@ double f1_score(std::string_view output, std::string_view reference) {
 
 double f1_characters(std::string_view output, std::string_view reference) {
   return f1(characters(output), characters(reference));
+}
+
+double f1_chinese(const std::vector<std::string>& output, const std::vector<std::string>& reference) {
+  return f1(normalised_chinese(output), normalised_chinese(reference));
 }
 
 double rouge_l(std::string_view output, std::string_view reference) {

@@ -10,9 +10,10 @@ namespace longkv {
 
 // SQuAD's normalisation: lower case, no ASCII punctuation, no articles, words. Then F1 over the words in common.
 double f1_score(std::string_view output, std::string_view reference);
-// The same over single characters, without punctuation and blanks. LongBench segments Chinese with jieba and its
-// dictionary instead, so these numbers are not comparable with its tables.
+// The same over single characters, without punctuation and blanks: for Chinese where jieba's dictionary is not at hand.
 double f1_characters(std::string_view output, std::string_view reference);
+// LongBench's for Chinese, over words that jieba cut (ChineseWords).
+double f1_chinese(const std::vector<std::string>& output, const std::vector<std::string>& reference);
 // F of the package "rouge" 1.0.1: sentences end at full stops, union of longest common subsequences as sets of words.
 double rouge_l(std::string_view output, std::string_view reference);
 double rouge_l_characters(std::string_view output, std::string_view reference);

@@ -218,6 +218,7 @@ Result<Dataset> read_dataset(const DatasetRequest& request) {
     LONGKV_ASSIGN(const RecordAdapter adapter, adapter_for(dataset.kind, request.path));
     LONGKV_TRY(read_file(file, request, adapter, dataset));
   }
+  if (dataset.kind == "longbench") LONGKV_TRY(use_jieba(request.jieba, dataset));
   if (dataset.samples.empty()) {
     return fail(Code::kInvalidArgument, "'{}' has no samples{}", request.path,
                 request.tasks.empty() ? "" : " of " + join(request.tasks, ", "));

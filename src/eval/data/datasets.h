@@ -22,6 +22,9 @@ struct DatasetRequest {
   int64_t samples = 0;  // of each task, chosen by the seed; a larger number adds to a smaller one's
   uint64_t seed = 1;
   std::vector<std::string> tasks;  // only these; empty: all
+  // LongBench's Chinese answers are cut into words by the package jieba in this folder. Empty: where one is installed;
+  // without any, answers are compared by characters, and a notice says so.
+  std::string jieba;
 };
 
 struct DatasetFile {
@@ -76,6 +79,8 @@ using RecordAdapter = std::function<Result<EvalSample>(const nlohmann::json& rec
 RecordAdapter ruler_adapter();
 RecordAdapter longbench_adapter(const std::map<std::string, std::string>& prompts,
                                 const std::map<std::string, int64_t>& caps);
+// Chinese answers of LongBench's samples are compared by the words of jieba in `folder`, or as DatasetRequest::jieba says.
+Status use_jieba(const std::string& folder, Dataset& dataset);
 RecordAdapter longbench2_adapter();
 RecordAdapter infinitebench_adapter();
 RecordAdapter gsm_infinite_adapter();

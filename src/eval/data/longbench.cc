@@ -5,6 +5,8 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/log.h"
+#include "eval/chinese_words.h"
 #include "eval/data/datasets.h"
 #include "eval/text.h"
 
@@ -107,6 +109,31 @@ RecordAdapter longbench_adapter(const std::map<std::string, std::string>& prompt
     s.new_tokens = cap == caps.end() ? t.new_tokens : std::clamp<int64_t>(cap->second, 1, 1 << 20);
     return s;
   };
+}
+
+Status use_jieba(const std::string& folder, Dataset& dataset) {
+  const auto words_for = [](EvalMetric metric) {
+    if (metric == EvalMetric::kF1Characters) return EvalMetric::kF1Jieba;
+    return metric == EvalMetric::kRougeLCharacters ? EvalMetric::kRougeLJieba : metric;
+  };
+  const bool chinese = std::any_of(dataset.samples.begin(), dataset.samples.end(),
+                                   [&](const EvalSample& s) { return words_for(s.metric) != s.metric; });
+  if (!chinese) return {};
+  const std::string found = folder.empty() ? ChineseWords::installed() : folder;
+  if (found.empty()) {
+    return notice(
+        "Chinese answers are compared by characters, not by words as in LongBench: the package jieba was not found; "
+        "install it (pip install jieba, or python3-jieba of Debian) or name its folder with --jieba");
+  }
+  LONGKV_ASSIGN(const auto words, ChineseWords::open(found));
+  for (EvalSample& s : dataset.samples) {
+    const EvalMetric metric = words_for(s.metric);
+    if (metric == s.metric) continue;
+    s.metric = metric;
+    s.words = words;
+  }
+  dataset.files.push_back({"jieba/dict.txt", words->sha256()});
+  return {};
 }
 
 }  // namespace longkv
