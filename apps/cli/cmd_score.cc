@@ -72,12 +72,18 @@ Result<Json> read_request(const std::string& line) {
 Result<Json> answer_request(TextScorer& scorer, const Json& request) {
   Json out;
   const bool continues = request.contains("continuation"), rolls = request.contains("text"),
-             answers = request.contains("max_tokens");
-  if (continues + rolls + answers != 1) {
-    return fail(Code::kInvalidArgument,
-                "one of \"continuation\" (score it after \"prompt\"), \"text\" (score all of it) and \"max_tokens\" "
-                "(answer \"prompt\") is needed; {} are there",
-                continues + rolls + answers);
+             answers = request.contains("max_tokens"), counts = request.contains("count");
+  if (continues + rolls + answers + counts != 1) {
+    return fail(
+        Code::kInvalidArgument,
+        "one of \"continuation\" (score it after \"prompt\"), \"text\" (score all of it, or what follows \"skip\" "
+        "tokens), \"max_tokens\" (answer \"prompt\") and \"count\" (a text's tokens) is needed; {} are there",
+        continues + rolls + answers + counts);
+  }
+  if (counts) {
+    LONGKV_ASSIGN(const std::string text, text_field(request, "count", true));
+    LONGKV_ASSIGN(out["tokens"], scorer.count(text));
+    return out;
   }
   if (answers) {
     const Json& n = request["max_tokens"];
@@ -94,7 +100,11 @@ Result<Json> answer_request(TextScorer& scorer, const Json& request) {
   ScoredContinuation scored;
   if (rolls) {
     LONGKV_ASSIGN(const std::string text, text_field(request, "text", true));
-    LONGKV_ASSIGN(scored, scorer.score_rolling(text));
+    const auto skip = request.find("skip");
+    if (skip != request.end() && !skip->is_number_integer())
+      return fail(Code::kInvalidArgument, "\"skip\" must be a number of tokens");
+    LONGKV_ASSIGN(scored,
+                  skip == request.end() ? scorer.score_rolling(text) : scorer.score_after(text, skip->get<int64_t>()));
   } else {
     LONGKV_ASSIGN(const std::string prompt, text_field(request, "prompt", false));
     LONGKV_ASSIGN(const std::string continuation, text_field(request, "continuation", true));

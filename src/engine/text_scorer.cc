@@ -118,6 +118,22 @@ Result<ScoredContinuation> TextScorer::score_rolling(const std::string& text) {
   return out;
 }
 
+Result<ScoredContinuation> TextScorer::score_after(const std::string& text, int64_t skip) {
+  LONGKV_ASSIGN(const std::vector<int32_t> ids, tokens_of(text));
+  if (skip < 1 || skip >= int64_t(ids.size())) {
+    return fail(Code::kInvalidArgument,
+                "{} of the text's {} tokens cannot be left out: at least one is read, and one scored", skip,
+                ids.size());
+  }
+  const std::span<const int32_t> all(ids);
+  return score_ids(all.first(size_t(skip)), all.subspan(size_t(skip)));
+}
+
+Result<int64_t> TextScorer::count(const std::string& text) const {
+  LONGKV_ASSIGN(const std::vector<int32_t> ids, tokenizer_.encode(text, /*add_special=*/true, /*parse_special=*/true));
+  return int64_t(ids.size());
+}
+
 Result<GreedyAnswer> TextScorer::answer(const std::string& prompt, std::span<const std::string> stops,
                                         int64_t max_tokens) {
   LONGKV_ASSIGN(const std::vector<int32_t> ids, tokens_of(prompt));

@@ -39,6 +39,10 @@ class TextScorer {
   // A text of any length after BOS, in windows of the context that do not overlap: each but the first is given one
   // token of the window before.
   Result<ScoredContinuation> score_rolling(const std::string& text);
+  // A text of which the first `skip` tokens, BOS included, are read and not scored; as `count` counts them.
+  Result<ScoredContinuation> score_after(const std::string& text, int64_t skip);
+  // Tokens of a text, BOS included where the vocabulary puts one before it.
+  Result<int64_t> count(const std::string& text) const;
   // Greedy; ends before any of `stops` (empty ones do not count).
   Result<GreedyAnswer> answer(const std::string& prompt, std::span<const std::string> stops, int64_t max_tokens);
 

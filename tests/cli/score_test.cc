@@ -65,6 +65,32 @@ TEST(CliScore, AGreedyAnswerIsGreedyAndAnotherIsNot) {
   EXPECT_EQ(r[2]["finish"], "stop");
 }
 
+// What follows some tokens is scored as it is after these; tokens are counted with the BOS that stands before a text.
+TEST(CliScore, TokensAreCountedAndSkipped) {
+  const std::string tail = "and darkness was";
+  const auto r = replies({{{"count", kText}},
+                          {{"count", kText + tail}},
+                          {{"prompt", kText}, {"continuation", tail}},
+                          {{"text", kText + tail}, {"skip", kText.size() + 1}},
+                          {{"text", kText}},
+                          {{"text", kText}, {"skip", 1}}});
+  ASSERT_EQ(r.size(), 6u);
+  EXPECT_EQ(r[0]["tokens"], kText.size() + 1);
+  EXPECT_EQ(r[1]["tokens"], kText.size() + tail.size() + 1);
+  const auto value = [&](int i) { return r[size_t(i)]["log_likelihood"].get<double>(); };
+  EXPECT_EQ(r[3]["tokens"], tail.size());
+  EXPECT_NEAR(value(2), value(3), 1e-6 * std::abs(value(2)));
+  EXPECT_EQ(r[5]["tokens"], kText.size());
+  EXPECT_NEAR(value(4), value(5), 1e-6 * std::abs(value(4)));
+  const auto bad = replies({{{"text", kText}, {"skip", 0}},
+                            {{"text", kText}, {"skip", kText.size() + 1}},
+                            {{"text", kText}, {"skip", "1"}},
+                            {{"count", 3}}},
+                           {}, 1);
+  ASSERT_EQ(bad.size(), 4u);
+  for (const Json& b : bad) EXPECT_TRUE(b.contains("error")) << b.dump();
+}
+
 // In windows of 64 every token is scored once, the first of a window after the last of the one before.
 TEST(CliScore, LongTextsRollInWindows) {
   const std::string text = kText + kText;
