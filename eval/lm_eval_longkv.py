@@ -8,15 +8,12 @@ One `longkv score` process answers all requests as lines of JSON (docs/evaluatio
 does not fit the context ends the run with its reason. Chat templates are not applied. Needs `pip install lm-eval`."""
 import argparse
 import json
-import os
-import subprocess
 import sys
 
 from lm_eval import simple_evaluate
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
-
-HERE = os.path.dirname(os.path.abspath(__file__))
+from longkv_score import PROGRAM, Score
 
 
 class Longkv(LM):
@@ -24,27 +21,10 @@ class Longkv(LM):
 
     def __init__(self, program, model, kv, context, threads, more):
         super().__init__()
-        command = [program, "score", "-q", "-m", model, "--kv", kv, *more]
-        if context:
-            command += ["-c", context]
-        if threads:
-            command += ["-t", str(threads)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-
-    def ask(self, request):
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"longkv ended with exit code {self.process.wait()}")
-        reply = json.loads(line)
-        if "error" in reply:
-            raise RuntimeError("longkv: " + reply["error"])
-        return reply
+        self.score = Score(program, model, kv, context, threads, more)
 
     def close(self):
-        self.process.stdin.close()
-        return self.process.wait()
+        return self.score.close()
 
     def loglikelihood(self, requests):
         out = []
@@ -52,12 +32,12 @@ class Longkv(LM):
             context, continuation = r.args
             # As the harness's own models: blanks at the end of the context belong to the continuation's first token.
             kept = context.rstrip()
-            reply = self.ask({"prompt": kept, "continuation": context[len(kept):] + continuation})
+            reply = self.score.ask({"prompt": kept, "continuation": context[len(kept):] + continuation})
             out.append((reply["log_likelihood"], reply["greedy"]))
         return out
 
     def loglikelihood_rolling(self, requests):
-        return [self.ask({"text": r.args[0]})["log_likelihood"] for r in requests]
+        return [self.score.ask({"text": r.args[0]})["log_likelihood"] for r in requests]
 
     def generate_until(self, requests):
         out = []
@@ -66,7 +46,7 @@ class Longkv(LM):
             if how.get("do_sample") and how.get("temperature", 1) > 0:
                 raise NotImplementedError("longkv score answers greedily; set do_sample: false")
             stops = how.get("until") or []
-            reply = self.ask({"prompt": context, "max_tokens": int(how.get("max_gen_toks", 256)),
+            reply = self.score.ask({"prompt": context, "max_tokens": int(how.get("max_gen_toks", 256)),
                               "stop": [stops] if isinstance(stops, str) else list(stops)})
             out.append(reply["text"])
         return out
@@ -83,7 +63,7 @@ def main():
     parser.add_argument("-c", "--context", help="tokens, K and M allowed")
     parser.add_argument("-t", "--threads", type=int)
     parser.add_argument("--output", help="results as JSON")
-    parser.add_argument("--longkv", default=os.path.join(HERE, "..", "build", "release", "longkv"), help="the program")
+    parser.add_argument("--longkv", default=PROGRAM, help="the program")
     parser.add_argument("more", nargs="*", help="further options of longkv score, after --")
     o = parser.parse_args()
     lm = Longkv(o.longkv, o.model, o.kv, o.context, o.threads, o.more)

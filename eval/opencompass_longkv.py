@@ -9,14 +9,9 @@
 One `longkv score` process answers all requests as lines of JSON (docs/evaluation.md), greedily. Nothing is cut: a request
 that does not fit max_seq_len ends the run with its reason, where OpenCompass's own models shorten it. Chat formats are what
 `meta_template` says, as for every model there."""
-import json
-import os
-import subprocess
-
 import numpy as np
+from longkv_score import Score
 from opencompass.models.base import BaseModel
-
-HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Longkv(BaseModel):
@@ -27,38 +22,17 @@ class Longkv(BaseModel):
         how = self.generation_kwargs
         if how.get("do_sample") and how.get("temperature", 1) > 0:
             raise NotImplementedError("longkv score answers greedily; leave do_sample out")
-        command = [program or os.path.join(HERE, "..", "build", "release", "longkv"), "score", "-q", "-m", path,
-                   "--kv", kv, "-c", str(max_seq_len), *options]
-        if threads:
-            command += ["-t", str(threads)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                        encoding="utf-8", bufsize=1)
-
-    def ask(self, request):
-        try:
-            self.process.stdin.write(json.dumps(request) + "\n")
-            self.process.stdin.flush()
-            line = self.process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            raise RuntimeError(f"longkv ended with exit code {self.process.wait()}; its message stands above")
-        reply = json.loads(line)
-        if "error" in reply:
-            raise RuntimeError("longkv: " + reply["error"])
-        return reply
+        self.score = Score(program, path, kv, max_seq_len, threads, options)
 
     def close(self):
-        self.process.stdin.close()
-        self.process.stdout.close()
-        return self.process.wait()
+        return self.score.close()
 
     def generate(self, inputs, max_out_len, min_out_len=None, stopping_criteria=(), **more):
         if min_out_len:
             raise NotImplementedError("longkv score has no least length of an answer; leave min_out_len out")
         stops = [stopping_criteria] if isinstance(stopping_criteria, str) else list(stopping_criteria)
         n = int(max_out_len or self.generation_kwargs.get("max_new_tokens", 512))
-        return [self.ask({"prompt": text, "max_tokens": n, "stop": stops})["text"] for text in inputs]
+        return [self.score.ask({"prompt": text, "max_tokens": n, "stop": stops})["text"] for text in inputs]
 
     def get_ppl(self, inputs, mask_length=None):
         """Nats a token, by the count that OpenCompass's models divide by: of all tokens, of which the first is given, or of
@@ -66,7 +40,7 @@ class Longkv(BaseModel):
         out = []
         for i, text in enumerate(inputs):
             skip = int(mask_length[i]) if mask_length is not None else 1
-            reply = self.ask({"text": text, "skip": skip})
+            reply = self.score.ask({"text": text, "skip": skip})
             out.append(-reply["log_likelihood"] / (reply["tokens"] + (mask_length is None)))
         return np.array(out)
 
@@ -78,8 +52,8 @@ class Longkv(BaseModel):
             if at < 0:
                 raise ValueError(f"the input does not hold its continuation {continuation!r}")
             kept = text[:at].rstrip()
-            out.append(self.ask({"prompt": kept, "continuation": text[len(kept):]})["log_likelihood"])
+            out.append(self.score.ask({"prompt": kept, "continuation": text[len(kept):]})["log_likelihood"])
         return np.array(out)
 
     def get_token_len(self, prompt):
-        return self.ask({"count": str(prompt)})["tokens"]
+        return self.score.ask({"count": str(prompt)})["tokens"]
