@@ -2,13 +2,13 @@
 # Tests and times the CUDA part on a machine with a card. The programs and their shared libraries lie in one directory,
 # as for bench/device.sh. Every step has a time limit of its own.
 #   bench/device_cuda.sh DIRECTORY [RESULTS] [STEP...]
-# Steps: test sanitize decode kinds prefill layers disk hybrid hybrid-prefill hybrid1m locality layer1m (default: all
-# but sanitize).
+# Steps: test sanitize scan decode kinds encoded prefill layers disk hybrid hybrid-prefill hybrid1m locality layer1m
+# (default: all but sanitize).
 set -u
 dir=$(cd "$1" && pwd)
 out=${2:-$dir}
 shift 2 2>/dev/null || shift $#
-steps=${*:-test decode kinds prefill layers disk hybrid hybrid-prefill hybrid1m locality layer1m}
+steps=${*:-test scan decode kinds encoded prefill layers disk hybrid hybrid-prefill hybrid1m locality layer1m}
 export LD_LIBRARY_PATH="$dir/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 cublas=$(find / -name libcublasLt.so.13 -not -path '/proc/*' 2>/dev/null | head -1)
 LD_LIBRARY_PATH="$LD_LIBRARY_PATH:$(dirname "$cublas")"
@@ -44,6 +44,7 @@ for step in $steps; do
           --gtest_filter='CardHot.*:CardSelect.*:CardRow.*:CardAttention.Stored*' 2>&1 | tail -4 || failed=1
       done
       ;;
+    scan) timeout 60 "$dir/card_scan" || failed=1 ;;  # choosing blocks at 1M tokens, layer by layer
     decode)
       make_model
       bench 60 "$model" -p 0 -n 64 -d 0,128K -r 2 --fill random --kv "full,quest:budget=4096"
@@ -56,11 +57,20 @@ for step in $steps; do
       done
       bench 60 "$model" -p 0 -n 32 -d 128K -r 1 --fill random --kv "quest:budget=8192,twilight:refine=exact"
       ;;
+    encoded)  # old rows in 2 and 4 bits, and under a mask that keeps every other channel
+      make_model
+      mask=/dev/shm/mask.txt
+      awk 'BEGIN { for (l = 0; l < 32; ++l) { for (c = 0; c < 1024; ++c) printf "%d ", c % 2; print "" } }' >"$mask"
+      bench 60 "$model" -p 0 -n 32 -d 128K -r 1 --fill random --kv "full,kivi4,kivi2"
+      bench 60 "$model" -p 0 -n 32 -d 128K -r 1 --fill random --kv "leank:mask=$mask"
+      bench 60 "$model" -p 0 -n 32 -d 128K -r 1 --fill random --kv "quest:budget=4096+kivi4"
+      ;;
     layers)  # that lie in memory: as asked, and by themselves under a cap
       make_model
-      for options in "-ngl all" "-ngl 16" "-ngl auto --vram 4G" "-ngl 0"; do
+      for options in "-ngl all" "-ngl 16" "-ngl 16 --no-repack" "-ngl auto --vram 4G"; do
         bench 90 "$model" $options -p 4096,16384 -n 16 -d 0 -r 1
       done
+      bench 60 "$model" -ngl 0 -p 512 -n 16 -d 0 -r 1
       ;;
     disk)
       make_model

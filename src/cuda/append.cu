@@ -127,7 +127,7 @@ __global__ void append_kernel(AppendArgs a, CardKv work) {
     return;
   }
   float back = v;
-  if (a.kv.k != nullptr) back = store_value(a.kv, key, kv_head * a.kv.capacity + position, c, v, top);
+  if (a.kv.k != nullptr) back = store_value(a.kv, key, kv_head * a.kv.capacity + a.kv.place(position), c, v, top);
   if (work.k != nullptr) (void)store_value(work, key, kv_head * work.capacity + position, c, back, top);
 }
 

@@ -5,18 +5,14 @@
 // product is free, so a lane loads 16 bytes (8 channels) and the queries are loaded in the same order. A fragment of V
 // wants pairs of rows of one channel: a lane loads the same 8 channels of two rows and interleaves them; instance j of
 // the product then covers channels 8 n + j.
-#include "cuda/key_row.cuh"
-#include "cuda/kv.h"
-#include "cuda/launch.cuh"
-#include "cuda/mma.cuh"
+#include "cuda/attend_token.cuh"
 #include "cuda/row_groups.cuh"
 
 namespace longkv::card {
 
 namespace {
 
-constexpr int kWarps = 4;
-constexpr int kTile = 16;  // rows that a warp takes at a time
+constexpr int kWarps = kTokenWarps, kTile = kTokenTile;
 
 // kRuns: a lane loads neighbouring chunks, in wide words. kRowScales: values are read without their row's scale, which
 // goes to scores and weights instead.
@@ -46,10 +42,6 @@ struct Fp8 {
   static constexpr bool kRuns = false, kRowScales = true;
 };
 
-__device__ __forceinline__ uint32_t word_of(const uint4& v, int i) {
-  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-}
-
 struct TokenArgs {
   AttendArgs a;
   TileList list;
@@ -57,15 +49,16 @@ struct TokenArgs {
   DecodeScratch scratch;
 };
 
-template <class Type, int kDim>
+// kRing: some rows lie elsewhere (cuda/old.h).
+template <class Type, int kDim, bool kRing>
 __global__ void __launch_bounds__(kWarps * 32) attend_token_kernel(TokenArgs p) {
   using Value = typename Type::Value;
-  constexpr int kChunks = kDim / 32;         // 16-byte chunks of a K row that a lane loads
-  constexpr int kPasses = (kDim + 63) / 64;  // of 64 channels of V
+  constexpr int kChunks = kDim / 32;  // 16-byte chunks of a K row that a lane loads
   constexpr bool kRuns = Type::kRuns && kDim % 64 == 0;
+  using Sums = TokenSums<kDim, kRuns>;
+  constexpr int kPasses = Sums::kPasses;
   const Value* const tag = nullptr;
-  __shared__ float merged[kTile][kDim + 4];  // rows of different heads start in different banks
-  __shared__ float maxima[kWarps][kTile], sums[kWarps][kTile];
+  __shared__ typename Sums::Shared shared;
 
   let_next_start();
   wait_for_previous();
@@ -80,25 +73,22 @@ __global__ void __launch_bounds__(kWarps * 32) attend_token_kernel(TokenArgs p) 
   const int64_t begin = p.a.window > 0 && rows > p.a.window ? rows - p.a.window : 0;
   const bool listed = p.list.tiles != nullptr;
   const int2* list = reinterpret_cast<const int2*>(p.list.tiles) + kv_head * p.list.stride;
-  // Without a list `begin` is rounded down to a tile, and rows before it are masked.
+  // Without a list `begin` is rounded down to a tile, and rows before it are masked. With a ring, tiles are those of
+  // the first rows and of those from old_end on.
   const int64_t origin = begin / kTile * kTile;
-  const int64_t tiles = listed ? p.list.count[kv_head] : (rows - origin + kTile - 1) / kTile;
+  const int64_t old_end = kRing ? *p.a.old_end : 0;
+  const int64_t first_tiles = kRing ? (min(rows, kv.fixed) + kTile - 1) / kTile : 0;
+  const int64_t tiles = listed  ? p.list.count[kv_head]
+                        : kRing ? first_tiles + max(int64_t(0), rows - old_end + kTile - 1) / kTile
+                                : (rows - origin + kTile - 1) / kTile;
   const int64_t per_split = (tiles + p.scratch.splits - 1) / p.scratch.splits;
   const int64_t tile_end = min(tiles, (split + 1) * per_split);
 
   uint32_t q[2 * kChunks][4];
-#pragma unroll
-  for (int i = 0; i < kChunks; ++i) {
-    uint4 upper = make_uint4(0, 0, 0, 0), lower = upper;
-    const half_t* from = p.a.q + int64_t(first_head) * kDim + (kRuns ? c * kChunks + i : c + 4 * i) * 8;
-    if (g < heads) upper = *reinterpret_cast<const uint4*>(from + g * kDim);
-    if (g + 8 < heads) lower = *reinterpret_cast<const uint4*>(from + (g + 8) * kDim);
-    q[2 * i][0] = upper.x, q[2 * i][1] = lower.x, q[2 * i][2] = upper.y, q[2 * i][3] = lower.y;
-    q[2 * i + 1][0] = upper.z, q[2 * i + 1][1] = lower.z, q[2 * i + 1][2] = upper.w, q[2 * i + 1][3] = lower.w;
-  }
-  float out[kPasses * 8][4] = {};
-  float top[2] = {kMinusInfinity, kMinusInfinity}, sum[2] = {0.0f, 0.0f};  // of heads g and g + 8
-  const int64_t head_row = kv_head * kv.capacity;
+  load_query<kChunks>(
+      p.a.q + int64_t(first_head) * kDim, kDim, heads, g, [&](int i) { return kRuns ? c * kChunks + i : c + 4 * i; },
+      q);
+  Sums sums;
 
   for (int64_t tile = split * per_split + warp; tile < tile_end; tile += kWarps) {
     int64_t first = origin + tile * kTile, end = rows;
@@ -108,9 +98,14 @@ __global__ void __launch_bounds__(kWarps * 32) attend_token_kernel(TokenArgs p) 
       const int2 at = list[tile];
       first = at.x;
       end = p.list.placed ? first + at.y : min(rows, first + at.y);
+      if (kRing && first >= kv.fixed && first < old_end) continue;
+    } else if (kRing) {
+      first = tile < first_tiles ? tile * kTile : old_end + (tile - first_tiles) * kTile;
+      end = min(rows, tile < first_tiles ? min(first + kTile, kv.fixed) : first + kTile);
     }
     // Rows past the tile are masked below; what is loaded for them is the tile's last row, which is finite.
     const int64_t last = max(end - 1, first);
+    const int64_t head_row = kv_head * kv.capacity + (kRing ? kv.place(first) - first : 0);
     typename Type::Raw k[2][kChunks], v[4][kPasses];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -156,7 +151,6 @@ __global__ void __launch_bounds__(kWarps * 32) attend_token_kernel(TokenArgs p) 
       }
     }
     // In units of log 2. Masked: rows past the tile, and before the window.
-    float best[2] = {kMinusInfinity, kMinusInfinity};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
@@ -166,115 +160,43 @@ __global__ void __launch_bounds__(kWarps * 32) attend_token_kernel(TokenArgs p) 
         if constexpr (Type::kRowScales) x *= bfloat_of(of_k[h][e % 2]) * 256.0f;
         if (p.a.softcap > 0.0f) x = p.a.softcap * tanhf(x / p.a.softcap);
         const bool seen = row < end && row >= begin && (marks >> (8 * h + 2 * c + e % 2) & 1);
-        x = seen ? x * kLog2E : kMinusInfinity;
-        s[h][e] = x;
-        best[e / 2] = fmaxf(best[e / 2], x);
+        s[h][e] = seen ? x * kLog2E : kMinusInfinity;
       }
     }
     float keep[2];
+    sums.weigh(s, keep);
+    if constexpr (Type::kRowScales) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      best[r] = fmaxf(best[r], __shfl_xor_sync(kAllLanes, best[r], 1));
-      best[r] = fmaxf(best[r], __shfl_xor_sync(kAllLanes, best[r], 2));
-      const float next = fmaxf(top[r], best[r]);
-      keep[r] = next == kMinusInfinity ? 1.0f : exp2_fast(top[r] - next);
-      top[r] = next;
-      sum[r] *= keep[r];
-    }
-    uint32_t weights[4];
+      for (int h = 0; h < 2; ++h) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        s[h][e] = top[e / 2] == kMinusInfinity ? 0.0f : exp2_fast(s[h][e] - top[e / 2]);
-        sum[e / 2] += s[h][e];
-        if constexpr (Type::kRowScales) s[h][e] *= bfloat_of(of_v[h][e % 2]) * 256.0f;
-      }
-      weights[2 * h] = pack_pair(s[h][0], s[h][1], tag);
-      weights[2 * h + 1] = pack_pair(s[h][2], s[h][3], tag);
-    }
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const uint4 rows_of[4] = {v[0][pass].halves(), v[1][pass].halves(), v[2][pass].halves(), v[3][pass].halves()};
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        float* o = out[pass * 8 + j];
-        o[0] *= keep[0], o[1] *= keep[0], o[2] *= keep[1], o[3] *= keep[1];
-        const unsigned halves = j % 2 == 0 ? 0x5410u : 0x7632u;
-        const uint32_t b0 = __byte_perm(word_of(rows_of[0], j / 2), word_of(rows_of[1], j / 2), halves);
-        const uint32_t b1 = __byte_perm(word_of(rows_of[2], j / 2), word_of(rows_of[3], j / 2), halves);
-        mma(o, weights, b0, b1, tag);
+        for (int e = 0; e < 4; ++e) s[h][e] *= bfloat_of(of_v[h][e % 2]) * 256.0f;
       }
     }
+    sums.add(
+        s, keep, [&](int r, int pass) { return v[r][pass].halves(); }, tag);
   }
-
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    sum[r] += __shfl_xor_sync(kAllLanes, sum[r], 1);
-    sum[r] += __shfl_xor_sync(kAllLanes, sum[r], 2);
-    if (c == 0) maxima[warp][g + 8 * r] = top[r], sums[warp][g + 8 * r] = sum[r];
-  }
-  __syncthreads();
-  float factor[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float all = kMinusInfinity;
-    for (int w = 0; w < kWarps; ++w) all = fmaxf(all, maxima[w][g + 8 * r]);
-    factor[r] = top[r] == kMinusInfinity ? 0.0f : exp2_fast(top[r] - all);
-  }
-  for (int w = 0; w < kWarps; ++w) {  // in order, so that every run gives the same sum
-    if (w == warp) {
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            if (g + 8 * (e / 2) >= heads) continue;
-            const int column = 2 * c + e % 2;
-            const int channel = (kRuns ? column * kPasses + pass : pass * 8 + column) * 8 + j;
-            if (kDim % 64 != 0 && channel >= kDim) continue;
-            float& to = merged[g + 8 * (e / 2)][channel];
-            const float x = out[pass * 8 + j][e] * factor[e / 2];
-            to = w == 0 ? x : to + x;
-          }
-        }
-      }
-    }
-    __syncthreads();
-  }
-  for (int i = threadIdx.x; i < heads * kDim; i += blockDim.x) {
-    const int h = i / kDim, channel = i % kDim;
-    float all = kMinusInfinity, total = 0.0f;
-    for (int w = 0; w < kWarps; ++w) all = fmaxf(all, maxima[w][h]);
-    for (int w = 0; w < kWarps; ++w) {
-      if (maxima[w][h] != kMinusInfinity) total += sums[w][h] * exp2_fast(maxima[w][h] - all);
-    }
-    const int64_t at = int64_t(first_head + h) * p.scratch.splits + split;
-    p.scratch.out[at * kDim + channel] = total > 0.0f ? merged[h][channel] / total : 0.0f;
-    if (channel == 0) p.scratch.lse[at] = total > 0.0f ? all * kLn2 + logf(total) : kMinusInfinity;
-  }
+  sums.leave(shared, p.scratch, first_head, heads, split);
 }
 
 // One warp takes 32 channels of one head.
 __global__ void merge_kernel(DecodeScratch scratch, int heads, int dim, CardRow out) {
   let_next_start();
   wait_for_previous();
-  const int groups = heads * dim / 32;
+  const int groups = heads * dim / 32, pieces = scratch.pieces();
   const int group = int(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32), lane = threadIdx.x % 32;
   if (group >= groups) return;
   const int head = group / (dim / 32), channel = group % (dim / 32) * 32 + lane;
-  const float* lse = scratch.lse + int64_t(head) * scratch.splits;
+  const float* lse = scratch.lse + int64_t(head) * pieces;
   float top = kMinusInfinity;
-  for (int s = lane; s < scratch.splits; s += 32) top = fmaxf(top, lse[s]);
+  for (int s = lane; s < pieces; s += 32) top = fmaxf(top, lse[s]);
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
   float sum = 0.0f, weight = 0.0f;
-  const float* from = scratch.out + int64_t(head) * scratch.splits * dim + channel;
-  for (int base = 0; base < scratch.splits; base += 32) {
+  const float* from = scratch.out + int64_t(head) * pieces * dim + channel;
+  for (int base = 0; base < pieces; base += 32) {
     const int mine = base + lane;
-    const float w = mine < scratch.splits && lse[mine] != kMinusInfinity ? __expf(lse[mine] - top) : 0.0f;
-    const int n = min(32, scratch.splits - base);
+    const float w = mine < pieces && lse[mine] != kMinusInfinity ? __expf(lse[mine] - top) : 0.0f;
+    const int n = min(32, pieces - base);
     // Pieces without rows hold zeros, so that no load waits for a decision.
 #pragma unroll 8
     for (int s = 0; s < n; ++s) {
@@ -288,15 +210,16 @@ __global__ void merge_kernel(DecodeScratch scratch, int heads, int dim, CardRow 
   store_group(v, group, groups, lane, out);
 }
 
-template <class Type>
+template <class Type, bool kRing = false>
 Status run(const TokenArgs& p, CardStreamHandle stream) {
   const int group = p.a.heads / p.a.kv.kv_heads;
   const dim3 grid(unsigned(p.scratch.splits), unsigned(p.a.kv.kv_heads), unsigned((group + kTile - 1) / kTile));
+  const auto launch = [&](auto kernel) { return launch_close("attend_token", kernel, grid, kWarps * 32, stream, p); };
   switch (p.a.kv.dim) {
-    case 64: return launch_close("attend_token", attend_token_kernel<Type, 64>, grid, kWarps * 32, stream, p);
-    case 96: return launch_close("attend_token", attend_token_kernel<Type, 96>, grid, kWarps * 32, stream, p);
-    case 128: return launch_close("attend_token", attend_token_kernel<Type, 128>, grid, kWarps * 32, stream, p);
-    case 256: return launch_close("attend_token", attend_token_kernel<Type, 256>, grid, kWarps * 32, stream, p);
+    case 64: return launch(attend_token_kernel<Type, 64, kRing>);
+    case 96: return launch(attend_token_kernel<Type, 96, kRing>);
+    case 128: return launch(attend_token_kernel<Type, 128, kRing>);
+    case 256: return launch(attend_token_kernel<Type, 256, kRing>);
     default: return Status(Code::kInternal, "attend_token: head dimension");
   }
 }
@@ -306,6 +229,7 @@ Status run(const TokenArgs& p, CardStreamHandle stream) {
 Status attend_token(const AttendArgs& a, const TileList& list, const int64_t* position, const DecodeScratch& scratch,
                     CardStreamHandle stream) {
   const TokenArgs p{a, list, position, scratch};
+  if (a.kv.ring > 0) return run<Half, true>(p, stream);
   if (a.kv.type == KvType::kF16) return run<Half>(p, stream);
   if (a.kv.type == KvType::kBf16) return run<Bfloat>(p, stream);
   if (a.kv.type == KvType::kQ4_0) return run<Quant4>(p, stream);

@@ -1,6 +1,16 @@
-// The scan is a product on tensor cores: 16 tokens by up to 8 query heads. A lane holds 32 neighbouring bits of two
-// tokens (of 128 channels) and turns them into halves of either sign: two instructions make the pair of channels that
-// are 16 bits apart. The order of channels in a dot product is free, so the queries are laid out to fit.
+// The scan is a product on integer tensor cores: 16 tokens by four query heads. A lane holds 32 bits of a token; one
+// mask takes the same bit of its four bytes, which are four channels as unsigned bytes, 0 or a power of two. Queries
+// are integers in two signed bytes each, high and low, in neighbouring columns, so that a lane has both sums of a head.
+// The sums start as the bits of a large float, so that they are floats without a conversion.
+//
+// What a warp takes at a time is a chunk of 64 tokens, copied to shared memory two chunks ahead. Of a chunk, for dim
+// channels in groups of 32:
+//   codes       32-bit words [tile pairs 2][words of a lane dim / 128][lane 32][tile of the pair 2][row g, g + 8], so
+//               that a lane's words lie side by side; with 64 channels two lanes share a word, which holds both
+//               lanes' bits in the halves of its bytes
+//   a word      bit p of byte j: channel 32 G + 8 c + 4 (p % 2) + j of group G = p / 2, c = lane % 4
+//   magnitudes  halves [tile 4][g 8][row g, g + 8][group], each times 2^(3 - 2 (G % 4)): what the bit's place is worth
+//               comes off the sums that way
 #include <cuda_fp16.h>
 
 #include "cuda/bits.h"
@@ -15,6 +25,7 @@ namespace {
 
 constexpr int kParts = BitsScratch::kParts;
 constexpr int kThreads = 256;
+constexpr int kChunk = CardBits::kChunk;
 
 // In-place Hadamard transform of the row whose channel 32 j + lane is x[j]; kValues: a power of two.
 template <int kValues>
@@ -42,6 +53,22 @@ __device__ __forceinline__ void hadamard(float (&x)[kValues], int lane) {
   for (int j = 0; j < kValues; ++j) x[j] *= norm;
 }
 
+// Places of a row's code word and of its magnitudes, in words and halves from the head's first.
+template <int kDim>
+__device__ __forceinline__ int64_t code_at(int64_t position, int word) {
+  const int tile = int(position % kChunk) / 16, row = int(position % 16), g = row % 8, second = row / 8;
+  const int64_t chunk = position / kChunk * (kChunk * kDim / 32);
+  if (kDim == 64) return chunk + (((tile / 2 * 8 + g) * 2 + word) * 2 + tile % 2) * 2 + second;
+  constexpr int kLaneWords = kDim == 64 ? 1 : kDim / 128;
+  const int lane = g * 4 + word / kLaneWords;
+  return chunk + (((tile / 2 * kLaneWords + word % kLaneWords) * 32 + lane) * 2 + tile % 2) * 2 + second;
+}
+template <int kDim>
+__device__ __forceinline__ int64_t size_at(int64_t position, int group) {
+  const int tile = int(position % kChunk) / 16, row = int(position % 16);
+  return position / kChunk * (kChunk * kDim / 32) + ((tile * 8 + row % 8) * 2 + row / 8) * (kDim / 32) + group;
+}
+
 // A warp a row.
 template <int kDim, class Rows>
 __device__ __forceinline__ void write_row(const Rows& rows, const CardBits& bits, int head, int64_t position) {
@@ -52,17 +79,32 @@ __device__ __forceinline__ void write_row(const Rows& rows, const CardBits& bits
 #pragma unroll
   for (int j = 0; j < kWords; ++j) x[j] = row.at(32 * j + lane);
   if (bits.rotate) hadamard(x, lane);
-  const int64_t at = (head * bits.capacity * bits.block + position) * kWords;
+  const int64_t base = head * bits.tokens * kWords;
+  uint32_t mine = 0;  // lane w: word w
 #pragma unroll
   for (int j = 0; j < kWords; ++j) {
     const unsigned signs = __ballot_sync(kAllLanes, x[j] >= 0.0f);
     const float sum = warp_sum(fabsf(x[j])), square = warp_sum(x[j] * x[j]);
     const float size = !bits.unbiased ? sum / 32.0f : sum == 0.0f ? 0.0f : square / sum;
     if (lane == j) {
-      bits.codes[at + j] = signs;
-      bits.magnitudes[at + j] = __half_as_ushort(__float2half_rn(size));
+      const float scaled = fminf(size * (8.0f / float(1 << (2 * (j % 4)))), 65504.0f);
+      bits.magnitudes[base + size_at<kDim>(position, j)] = __half_as_ushort(__float2half_rn(scaled));
+    }
+    // The word's share of this group: of lanes c whose bits it holds, two runs of four channels.
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int c = kDim == 64 ? 2 * lane + i : kDim == 128 ? lane : lane / 2;
+      const int plane = kDim == 64 ? 4 * (i & 1) + 2 * j : 2 * (j % 4);
+      const bool here = kDim == 64 ? i < 2 : i == 0 && (kDim == 128 || lane % 2 == j / 4);
+      if (!here) continue;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t run = signs >> ((8 * c + 4 * h) & 31) & 15u;
+        mine |= (run * 0x00204081u & 0x01010101u) << (plane + h);
+      }
     }
   }
+  if (lane < kWords) bits.codes[base + code_at<kDim>(position, lane)] = mine;
 }
 
 template <int kDim>
@@ -88,149 +130,237 @@ struct ScanArgs {
   BitsScratch scratch;
 };
 
-// Channel of pair p's first (second: bits 16 apart) value in lane c: 32-bit words of kDim / 4 channels a lane; of 64
-// channels a lane has half a word, spread so that its pairs are 16 bits apart as well.
-template <int kDim>
-__device__ __forceinline__ int pair_channel(int c, int p, bool second) {
-  if (kDim == 64) return 16 * c + p + (second ? 8 : 0);
-  return c * (kDim / 4) + p / 16 * 32 + p % 16 + (second ? 16 : 0);
+// Sums of 16 tokens (unsigned bytes) by 8 columns (signed bytes) over 32 channels, from `from` on.
+__device__ __forceinline__ void mma_bytes(int (&to)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], int high,
+                                          int low) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%10,%11};"
+      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(high), "r"(low));
+}
+__device__ __forceinline__ void copy_ahead(void* to, const void* from) {
+  const auto at = unsigned(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(at), "l"(from));
 }
 
-template <int kDim>
-__global__ void __launch_bounds__(kThreads) scan_kernel(ScanArgs p) {
-  constexpr int kWords = kDim / 32, kSteps = kDim / 16, kLaneWords = kDim == 64 ? 1 : kDim / 128;
-  __shared__ float queries[8][kDim];
-  __shared__ float tops[kThreads / 32][8], sums[kThreads / 32][8];
+constexpr int kScanWarps = 4, kStages = 3, kHeadSet = 4;
+constexpr int kLargestQuery = 63 * 64 + 31;  // in two bytes: 64 * high + low, of which one may be doubled
+constexpr float kExact = 12582912.0f;        // 1.5 * 2^23: floats about it are the integers
+
+// Two of four values that lanes hold of `step` lanes apart are summed, the pair that `upper` says.
+__device__ __forceinline__ float fold(float a, float b, bool upper, int step) {
+  const float keep = upper ? b : a, give = upper ? a : b;
+  return keep + __shfl_xor_sync(kAllLanes, give, step);
+}
+
+// kSets: of four query heads.
+template <int kDim, int kSets>
+__global__ void __launch_bounds__(kScanWarps * 32, kDim <= 128 && kSets == 1 ? 6 : 1) scan_kernel(ScanArgs p) {
+  constexpr int kGroups = kDim / 32, kLaneWords = kDim == 64 ? 1 : kDim / 128;
+  constexpr int kCodeBytes = kChunk * kDim / 8, kChunkBytes = kCodeBytes + kChunk * kGroups * 2;
+  __shared__ __align__(16) uint8_t staged[kScanWarps][kStages][kChunkBytes];
+  __shared__ short queries[kSets * kHeadSet][kDim];
+  __shared__ float units[kSets * kHeadSet];
+  __shared__ float tops[kScanWarps][kSets * kHeadSet], sums[kScanWarps][kSets * kHeadSet];
   let_next_start();
   wait_for_previous();
   const CardBits& bits = p.bits;
   const Choice choice = choice_of(*p.position, bits.block, p.rules);
   if (choice.all) return;
-  const int kv_head = int(blockIdx.y), first_head = int(blockIdx.z) * 8, heads = min(8, p.group - first_head);
+  const int kv_head = int(blockIdx.y), first_head = int(blockIdx.z) * kSets * kHeadSet;
+  const int heads = min(kSets * kHeadSet, p.group - first_head);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
 
-  // Queries, in units of the softmax's exponent and of log 2.
-  {
-    float x[kWords] = {};
-    if (warp < heads) {
-      const half_t* from = p.q + int64_t(kv_head * p.group + first_head + warp) * kDim;
+  const int64_t tile_begin = choice.begin * (bits.block / 16), tile_end = choice.end * (bits.block / 16);
+  const int64_t stride = int64_t(gridDim.x) * kScanWarps, chunk_end = (tile_end + 3) / 4;
+  int64_t chunk = tile_begin / 4 + int64_t(blockIdx.x) * kScanWarps + warp;
+  const auto* codes = reinterpret_cast<const uint8_t*>(bits.codes) + kv_head * bits.tokens * (kDim / 8);
+  const auto* sizes = reinterpret_cast<const uint8_t*>(bits.magnitudes) + kv_head * bits.tokens * (kGroups * 2);
+  const auto fetch = [&](int64_t at, int stage) {
+    if (at < chunk_end) {
+      uint8_t* to = staged[warp][stage];
 #pragma unroll
-      for (int j = 0; j < kWords; ++j) {
+      for (int i = 0; i < kCodeBytes; i += 512) copy_ahead(to + i + lane * 16, codes + at * kCodeBytes + i + lane * 16);
+#pragma unroll
+      for (int i = 0; i < kChunkBytes - kCodeBytes; i += 512) {
+        if (i + lane * 16 < kChunkBytes - kCodeBytes)
+          copy_ahead(to + kCodeBytes + i + lane * 16, sizes + at * (kChunkBytes - kCodeBytes) + i + lane * 16);
+      }
+    }
+    asm volatile("cp.async.commit_group;");
+  };
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) fetch(chunk + i * stride, i);
+
+  // Queries as integers; what one of them is worth, in units of the softmax's exponent and of log 2.
+  for (int h = warp; h < kSets * kHeadSet; h += kScanWarps) {
+    float x[kGroups] = {};
+    float largest = 0.0f;
+    if (h < heads) {
+      const half_t* from = p.q + int64_t(kv_head * p.group + first_head + h) * kDim;
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) {
         const half_t v = from[32 * j + lane];
         x[j] = p.bfloat ? __uint_as_float(uint32_t(v) << 16) : __half2float(__ushort_as_half(v));
       }
       if (bits.rotate) hadamard(x, lane);
-    }
 #pragma unroll
-    for (int j = 0; j < kWords; ++j) queries[warp][32 * j + lane] = x[j];
+      for (int j = 0; j < kGroups; ++j) largest = fmaxf(largest, fabsf(x[j]));
+      largest = warp_max(largest);
+    }
+    const float inverse = largest > 0.0f ? float(kLargestQuery) / largest : 0.0f;
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) queries[h][32 * j + lane] = short(__float2int_rn(x[j] * inverse));
+    if (lane == 0) units[h] = largest / float(kLargestQuery) * 0.125f * p.scale * kLog2E;
   }
   __syncthreads();
-  uint32_t q[kSteps][2];
+  uint32_t q[kSets][kGroups][2];
+  int start[kSets][kGroups][2];  // of sums: a query's own sum comes off, as a bit that is not set counts -1
+  float unit[kSets];
 #pragma unroll
-  for (int s = 0; s < kSteps; ++s) {
+  for (int set = 0; set < kSets; ++set) {
+    const short* column = queries[set * kHeadSet + g / 2];
+    const short* own = queries[set * kHeadSet + c];
+    unit[set] = units[set * kHeadSet + c];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      q[s][i] = pack_pair(queries[g][pair_channel<kDim>(c, 2 * s + i, false)],
-                          queries[g][pair_channel<kDim>(c, 2 * s + i, true)], static_cast<const __half*>(nullptr));
-    }
-  }
-  const float unit = p.scale * kLog2E;
-  const int64_t base = kv_head * bits.capacity * bits.block;
-  struct Tile {
-    uint32_t codes[2][kLaneWords], sizes[2][kLaneWords];
-  };
-  const auto load = [&](int64_t token) {
-    Tile tile;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int64_t at = (base + token + g + 8 * r) * kWords;
-#pragma unroll
-      for (int w = 0; w < kLaneWords; ++w) {
-        const int word = kDim == 64 ? c / 2 : c * kLaneWords + w;
-        tile.codes[r][w] = __ldcs(bits.codes + at + word);
-        tile.sizes[r][w] = bits.magnitudes[at + word];
-      }
-    }
-    return tile;
-  };
-  // Exponentials count from `top`, which follows the scores only when one is far above it. Of heads 2 c and 2 c + 1.
-  constexpr float kFar = 40.0f;
-  float top[2] = {kMinusInfinity, kMinusInfinity}, sum[2] = {0.0f, 0.0f};
-  const int64_t stride = int64_t(gridDim.x) * (kThreads / 32);
-  int64_t b = choice.begin + int64_t(blockIdx.x) * (kThreads / 32) + warp;
-  Tile next = b < choice.end ? load(b * bits.block) : Tile{};
-  for (; b < choice.end; b += stride) {
-    float mass[2] = {0.0f, 0.0f};
-    for (int t = 0; t < bits.block; t += 16) {
-      Tile tile = next;
-      // The tile that follows is on its way meanwhile.
-      const bool same = t + 16 < bits.block;
-      next = load(same ? b * bits.block + t + 16 : min(b + stride, choice.end - 1) * bits.block);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int w = 0; w < kLaneWords; ++w) {
-          uint32_t code = ~tile.codes[r][w];  // set: negative
-          if (kDim == 64) {
-            const uint32_t half = c % 2 == 0 ? code : code >> 16;
-            code = (half & 0xffu) | (half & 0xff00u) << 8;
-          }
-          tile.codes[r][w] = code;
-          tile.sizes[r][w] |= tile.sizes[r][w] << 16;
-        }
-      }
-      float s[4] = {};
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        uint32_t a[4];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int pair = 2 * step + i, w = kDim == 64 ? 0 : pair / 16, bit = kDim == 64 ? pair : pair % 16;
-#pragma unroll
-          for (int r = 0; r < 2; ++r) a[2 * i + r] = tile.sizes[r][w] ^ (tile.codes[r][w] << (15 - bit) & 0x80008000u);
-        }
-        mma(s, a, q[step][0], q[step][1], static_cast<const __half*>(nullptr));
-      }
-      // s: tokens g and g + 8 of heads 2 c and 2 c + 1.
-      const float most[2] = {fmaxf(s[0], s[2]) * unit, fmaxf(s[1], s[3]) * unit};
-      if (__any_sync(kAllLanes, most[0] > top[0] + kFar || most[1] > top[1] + kFar)) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          float best = most[h];
-#pragma unroll
-          for (int step = 4; step < 32; step *= 2) best = fmaxf(best, __shfl_xor_sync(kAllLanes, best, step));
-          if (best <= top[h]) continue;
-          const float keep = exp2_fast(top[h] - best);
-          mass[h] *= keep, sum[h] *= keep;
-          top[h] = best;
-        }
-      }
+    for (int group = 0; group < kGroups; ++group) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float all = exp2_fast(s[h] * unit - top[h]) + exp2_fast(s[2 + h] * unit - top[h]);
+        uint32_t word = 0;
 #pragma unroll
-        for (int step = 4; step < 32; step *= 2) all += __shfl_xor_sync(kAllLanes, all, step);
-        mass[h] += all;
+        for (int j = 0; j < 4; ++j) {
+          const int v = column[32 * group + 8 * c + 4 * h + j], high = (v + 32) >> 6;
+          word |= (uint32_t(g % 2 == 0 ? high : v - 64 * high) * (2u - h) & 0xffu) << (8 * j);
+        }
+        q[set][group][h] = word;
       }
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if (g == 0 && 2 * c + h < heads) {
-        p.scratch.masses[int64_t(kv_head * p.group + first_head + 2 * c + h) * bits.capacity + b] =
-            mass[h] > 0.0f ? top[h] + __log2f(mass[h]) : kMinusInfinity;
+      int of_high = 0, of_low = 0;
+      for (int j = 0; j < 32; ++j) {
+        const int v = own[32 * group + j], high = (v + 32) >> 6;
+        of_high += high, of_low += v - 64 * high;
       }
-      sum[h] += mass[h];
+      const int place = kDim == 64 ? group : group % 4;
+      start[set][group][0] = __float_as_int(kExact) - (of_high << (2 * place));
+      start[set][group][1] = __float_as_int(kExact) - (of_low << (2 * place));
     }
   }
-  if (g == 0) {
+  // Exponentials count from `top`, which follows the scores only when one is far above it. Of head c of a set.
+  constexpr float kFar = 40.0f;
+  float top[kSets], sum[kSets];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) tops[warp][2 * c + h] = top[h], sums[warp][2 * c + h] = sum[h];
+  for (int set = 0; set < kSets; ++set) top[set] = kMinusInfinity, sum[set] = 0.0f;
+  int stage = 0;
+  for (; chunk < chunk_end; chunk += stride) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
+    __syncwarp();
+    // To where the chunk before this one was, which every lane has read.
+    fetch(chunk + (kStages - 1) * stride, stage == 0 ? kStages - 1 : stage - 1);
+    const uint8_t* here = staged[warp][stage];
+    float x[kSets][4][2];  // scores of a lane's eight tokens
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      uint4 words[kLaneWords];
+#pragma unroll
+      for (int w = 0; w < kLaneWords; ++w) {
+        const int at = kDim == 64 ? (pair * 8 + g) * 2 + c / 2 : (pair * kLaneWords + w) * 32 + lane;
+        words[w] = reinterpret_cast<const uint4*>(here)[at];
+        if (kDim == 64 && c % 2 == 1) {
+          words[w].x >>= 4, words[w].y >>= 4, words[w].z >>= 4, words[w].w >>= 4;
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        const int tile = 2 * pair + t;
+        float size[2][kGroups];
+        {
+          const auto* from = reinterpret_cast<const uint2*>(here + kCodeBytes) + (tile * 8 + g) * (kGroups / 2);
+          uint32_t raw[kGroups];
+#pragma unroll
+          for (int i = 0; i < kGroups; i += 4) {
+            if constexpr (kGroups % 4 == 0) {
+              const uint4 v = *reinterpret_cast<const uint4*>(from + i / 2);
+              raw[i] = v.x, raw[i + 1] = v.y, raw[i + 2] = v.z, raw[i + 3] = v.w;
+            } else {
+              raw[0] = from->x, raw[1] = from->y;
+            }
+          }
+#pragma unroll
+          for (int i = 0; i < kGroups; ++i) {
+            const float2 both = __half22float2(bits_half2(raw[i]));
+            size[2 * i / kGroups][2 * i % kGroups] = both.x, size[2 * i / kGroups][2 * i % kGroups + 1] = both.y;
+          }
+        }
+        float s[kSets][2] = {};
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+          const int plane = 2 * (group % 4);
+          const uint4& word = words[group / 4];
+          const uint32_t upper = t == 0 ? word.x : word.z, lower = t == 0 ? word.y : word.w;
+          const uint32_t a[4] = {upper & 0x01010101u << plane, lower & 0x01010101u << plane,
+                                 upper & 0x02020202u << plane, lower & 0x02020202u << plane};
+#pragma unroll
+          for (int set = 0; set < kSets; ++set) {
+            int d[4];
+            mma_bytes(d, a, q[set][group], start[set][group][0], start[set][group][1]);
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+              // 64 high + low, exactly: kExact / 64 more is subtracted from high, for what is too much of low.
+              const float high = __int_as_float(d[2 * r]) - (kExact + kExact / 64.0f);
+              s[set][r] += size[r][group] * fmaf(high, 64.0f, __int_as_float(d[2 * r + 1]));
+            }
+          }
+        }
+        const bool there = chunk * 4 + tile >= tile_begin && chunk * 4 + tile < tile_end;
+#pragma unroll
+        for (int set = 0; set < kSets; ++set) {
+#pragma unroll
+          for (int r = 0; r < 2; ++r) x[set][tile][r] = there ? s[set][r] * unit[set] : kMinusInfinity;
+        }
+      }
+    }
+    stage = stage == kStages - 1 ? 0 : stage + 1;
+#pragma unroll
+    for (int set = 0; set < kSets; ++set) {
+      float best = fmaxf(x[set][0][0], x[set][0][1]);
+#pragma unroll
+      for (int t = 1; t < 4; ++t) best = fmaxf(best, fmaxf(x[set][t][0], x[set][t][1]));
+      if (__any_sync(kAllLanes, best > top[set] + kFar)) {
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) best = fmaxf(best, __shfl_xor_sync(kAllLanes, best, step));
+        if (best > top[set]) {
+          sum[set] *= exp2_fast(top[set] - best);
+          top[set] = best;
+        }
+      }
+      float mass[4];
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        mass[t] = exp2_fast(x[set][t][0] - top[set]) + exp2_fast(x[set][t][1] - top[set]);
+        sum[set] += mass[t];
+      }
+      // Lanes of the same c hold other tokens: bits 0 and 1 of g say in the end whose sum a lane has.
+      const float low = fold(mass[0], mass[1], g & 1, 4), high = fold(mass[2], mass[3], g & 1, 4);
+      float of_tile = fold(low, high, g & 2, 8);
+      of_tile += __shfl_xor_sync(kAllLanes, of_tile, 16);
+      const int64_t tile = chunk * 4 + (g & 3);
+      if (g < 4 && set * kHeadSet + c < heads && tile < tile_end) {
+        p.scratch.masses[int64_t(kv_head * p.group + first_head + set * kHeadSet + c) * (bits.tokens / 16) + tile] =
+            of_tile > 0.0f ? top[set] + __log2f(of_tile) : kMinusInfinity;
+      }
+    }
+  }
+  asm volatile("cp.async.wait_group 0;" ::: "memory");
+#pragma unroll
+  for (int set = 0; set < kSets; ++set) {
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) sum[set] += __shfl_xor_sync(kAllLanes, sum[set], step);
+    if (g == 0) tops[warp][set * kHeadSet + c] = top[set], sums[warp][set * kHeadSet + c] = sum[set];
   }
   __syncthreads();
   if (int(threadIdx.x) < heads) {
     float all = kMinusInfinity, total = 0.0f;
-    for (int w = 0; w < kThreads / 32; ++w) all = fmaxf(all, tops[w][threadIdx.x]);
-    for (int w = 0; w < kThreads / 32; ++w)
+    for (int w = 0; w < kScanWarps; ++w) all = fmaxf(all, tops[w][threadIdx.x]);
+    for (int w = 0; w < kScanWarps; ++w)
       if (tops[w][threadIdx.x] != kMinusInfinity) total += sums[w][threadIdx.x] * exp2_fast(tops[w][threadIdx.x] - all);
     const int64_t at = int64_t(kv_head * p.group + first_head + threadIdx.x) * kParts + blockIdx.x;
     reinterpret_cast<float2*>(p.scratch.partial)[at] = make_float2(all, total);
@@ -259,17 +389,21 @@ __global__ void __launch_bounds__(kThreads) share_kernel(ScanArgs p, float* scor
   const int64_t stride = int64_t(gridDim.x) * kThreads;
   for (int64_t b = choice.begin + int64_t(blockIdx.x) * kThreads + threadIdx.x; b < choice.end; b += stride) {
     float sum = 0.0f;
-    for (int h = 0; h < p.group; ++h)
-      sum += exp2_fast(p.scratch.masses[int64_t(kv_head * p.group + h) * p.bits.capacity + b] - offsets[h]);
+    const int tiles = p.bits.block / 16;
+    for (int h = 0; h < p.group; ++h) {
+      const float* mass = p.scratch.masses + int64_t(kv_head * p.group + h) * (p.bits.tokens / 16) + b * tiles;
+      for (int t = 0; t < tiles; ++t) sum += exp2_fast(mass[t] - offsets[h]);
+    }
     scores[kv_head * p.bits.capacity + b] = sum;
   }
 }
 
 template <int kDim>
 Status scan(const ScanArgs& p, float* scores, CardStreamHandle stream) {
-  const dim3 grid(kParts, unsigned(p.kv_heads), unsigned((p.group + 7) / 8));
-  LONGKV_TRY(launch_close("score_bits", scan_kernel<kDim>, grid, kThreads, stream, p));
-  return launch_close("share_masses", share_kernel, dim3(16, unsigned(p.kv_heads)), kThreads, stream, p, scores);
+  const dim3 grid(kParts, unsigned(p.kv_heads), unsigned((p.group + 2 * kHeadSet - 1) / (2 * kHeadSet)));
+  LONGKV_TRY(p.group <= kHeadSet ? launch_close("score_bits", scan_kernel<kDim, 1>, grid, kScanWarps * 32, stream, p)
+                                 : launch_close("score_bits", scan_kernel<kDim, 2>, grid, kScanWarps * 32, stream, p));
+  return launch_close("share_masses", share_kernel, dim3(64, unsigned(p.kv_heads)), kThreads, stream, p, scores);
 }
 
 template <class Rows>
@@ -286,9 +420,14 @@ Status write_last(const Rows& rows, const CardBits& bits, const int64_t* positio
 }  // namespace
 
 CardBits place_bits(int block, int kv_heads, int dim, int64_t capacity, bool rotate, bool unbiased, uint8_t* memory) {
-  auto* codes = reinterpret_cast<uint32_t*>(memory);
-  return {block,    capacity, rotate,
-          unbiased, codes,    reinterpret_cast<half_t*>(codes + kv_heads * capacity * block * (dim / 32))};
+  CardBits bits;
+  bits.block = block;
+  bits.capacity = capacity;
+  bits.tokens = CardBits::tokens_of(block, capacity);
+  bits.rotate = rotate, bits.unbiased = unbiased;
+  bits.codes = reinterpret_cast<uint32_t*>(memory);
+  bits.magnitudes = reinterpret_cast<half_t*>(bits.codes + kv_heads * bits.tokens * (dim / 32));
+  return bits;
 }
 BitsScratch BitsScratch::at(uint8_t* memory, int heads) {
   auto* partial = reinterpret_cast<float*>(memory);

@@ -11,11 +11,14 @@ namespace longkv::card {
 
 // Of one layer: tokens of all blocks, open ones too.
 struct CardBits {
-  int block = 16;        // tokens; a multiple of 16
-  int64_t capacity = 0;  // blocks of a head
+  static constexpr int kChunk = 64;  // tokens that are scanned together; their layout: bits.cu
+  int block = 16;                    // tokens; a multiple of 16
+  int64_t capacity = 0;              // blocks of a head
+  int64_t tokens = 0;                // of a head, whole chunks
   bool rotate = true, unbiased = true;
-  uint32_t* codes = nullptr;     // [kv_heads][capacity * block][dim / 32]
+  uint32_t* codes = nullptr;     // [kv_heads][tokens * dim / 32]
   half_t* magnitudes = nullptr;  // the same
+  static int64_t tokens_of(int block, int64_t capacity) { return (capacity * block + kChunk - 1) / kChunk * kChunk; }
 };
 int64_t bits_bytes(int block, int kv_heads, int dim, int64_t capacity);
 CardBits place_bits(int block, int kv_heads, int dim, int64_t capacity, bool rotate, bool unbiased, uint8_t* memory);
@@ -29,10 +32,11 @@ Status write_bits_last(const BlockStore& rows, const CardBits& bits, const int64
 // scores[kv_heads][capacity] of the blocks that `rules` leave to choose from: the sum over a KV head's query heads of
 // the share of each one's estimated softmax mass that the block has. scale: of the softmax.
 struct BitsScratch {
-  static constexpr int kParts = 128;  // blocks of threads that a KV head's scan is cut into
-  float* masses = nullptr;            // [heads][capacity]
-  float* partial = nullptr;           // [heads][parts][2]: largest, sum of exponentials below it
-  static int64_t bytes(int heads, int64_t capacity);
+  static constexpr int kParts =
+      96;                    // blocks of threads that a KV head's scan is cut into: with 8 heads all run at once
+  float* masses = nullptr;   // [heads][tokens / 16], in log 2
+  float* partial = nullptr;  // [heads][parts][2]: largest, sum of exponentials below it
+  static int64_t bytes(int heads, int block, int64_t capacity);
   static BitsScratch at(uint8_t* memory, int heads);
 };
 Status score_bits(const half_t* q, int heads, const CardKv& kv, const CardBits& bits, const ChoiceRules& rules,

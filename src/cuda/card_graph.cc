@@ -77,7 +77,7 @@ Status CardGraph::allocate(int64_t context, int64_t chunk) {
 
   const auto token = [&](Carver carve) {
     token_.hidden = carve.take<float>(c.dim);
-    token_.position = carve.take<int64_t>(2);
+    token_.position = carve.take<int64_t>(4);
     token_.qkv = carve.take<float>(width);
     token_.gate_up = carve.take<float>(2 * c.ff_dim);
     token_.proj = carve.take<float>(c.dim);
@@ -90,8 +90,10 @@ Status CardGraph::allocate(int64_t context, int64_t chunk) {
     token_.ff = card::CardRow::at(carve.take<uint8_t>(card::CardRow::bytes(c.ff_dim)), c.ff_dim);
     card::DecodeScratch& s = token_.scratch;
     s.splits = card_splits(m.card.multiprocessors, c.kv_heads);
-    s.out = carve.take<float>(int64_t(c.heads) * s.splits * c.head_dim_k);
-    s.lse = carve.take<float>(int64_t(c.heads) * s.splits);
+    s.out = carve.take<float>(int64_t(c.heads) * (s.splits + kCardRawSplits) * c.head_dim_k);
+    s.lse = carve.take<float>(int64_t(c.heads) * (s.splits + kCardRawSplits));
+    token_.old_q = carve.take<card::half_t>(heads);
+    token_.shift = carve.take<float>(c.heads);
     return carve.used();
   };
   LONGKV_ASSIGN(token_memory_, CardBuffer::create(*m.memory, token(Carver(nullptr)), "buffers of a token"));
@@ -199,6 +201,27 @@ Status CardGraph::attend_token(int i, const card::CardKv& kv, const card::TileLi
   return card::merge_partials(token_.scratch, c.heads, c.head_dim_k, row, stream);
 }
 
+// The rows as they came, then the encoded ones; their partials are merged together.
+Status CardGraph::attend_token(int i, const CardOldRows& rows, const card::TileList& list, cudaStream_t stream) {
+  const ModelConfig& c = config();
+  card::DecodeScratch old = token_.scratch, raw = token_.scratch;
+  raw.splits = kCardRawSplits;
+  raw.all = old.all = old.splits + raw.splits;
+  old.first = raw.splits;
+  card::AttendArgs a = attend_args(layer(i), rows.rows(i), token_.q);
+  a.old_end = rows.old(i).end;
+  LONGKV_TRY(card::attend_token(a, list, token_.position, raw, stream));
+  card::AttendOldArgs b{token_.q, nullptr, c.heads, rows.old(i), c.attn_scale, c.attn_softcap};
+  if (rows.masked()) {
+    b.q = token_.old_q, b.shift = token_.shift;
+    LONGKV_TRY(rows.gather(i, token_.q, c.heads, c.attn_scale, token_.old_q, token_.shift, stream));
+  }
+  LONGKV_TRY(card::attend_old(b, list, old, stream));
+  const card::CardRow row =
+      card::CardRow::at(reinterpret_cast<uint8_t*>(token_.row.f), int64_t(c.heads) * c.head_dim_k);
+  return card::merge_partials(old, c.heads, c.head_dim_k, row, stream);
+}
+
 Status CardGraph::take_attention(const float* out, cudaStream_t stream) {
   const ModelConfig& c = config();
   const int64_t n = int64_t(c.heads) * c.head_dim_k;
@@ -248,9 +271,8 @@ Status CardGraph::begin_rows(int i, const card::CardKv& rows, int64_t start, cud
 }
 
 Status CardGraph::load_layer(int i, cudaStream_t stream) {
-  const bool from_memory = i < model_->host_layers();
   const CardLayerStacks* l = &layer(i);
-  if (from_memory) {
+  if (i < model_->host_layers()) {
     LONGKV_ASSIGN(l, feed_->begin(i, stream));
   }
   const std::pair<const CardStack*, card::half_t*> stacks[] = {
@@ -262,7 +284,7 @@ Status CardGraph::load_layer(int i, cudaStream_t stream) {
       at += m.rows;
     }
   }
-  return from_memory ? feed_->end(i, stream) : Status();
+  return {};
 }
 
 Status CardGraph::begin_chunk(int64_t first, int64_t n, cudaStream_t stream) {

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "cuda/card_model_impl.h"
+#include "cuda/card_old.h"
 #include "cuda/card_sparse.h"
 #include "cuda/kv.h"
 #include "cuda/layer_feed.h"
@@ -25,7 +26,7 @@ class CardGraph {
 
   // --- one token: the residual stream is hidden(), its position lies on the card
   float* hidden() const { return token_.hidden; }
-  int64_t* position() const { return token_.position; }  // beside it: the number of decoded tokens
+  int64_t* position() const { return token_.position; }  // then: decoded tokens; where encoded rows end
   float* logits() const { return token_.logits; }
   const card::half_t* query() const { return token_.q; }  // after qkv_token()
   const float* token_qkv() const { return token_.qkv; }   // ... without a cache on the card: rotated
@@ -36,6 +37,7 @@ class CardGraph {
   Status qkv_token(int layer, const card::CardKv& kv, cudaStream_t stream, const card::BlockStore& store = {},
                    const int32_t* slot_of = nullptr);
   Status attend_token(int layer, const card::CardKv& kv, const card::TileList& list, cudaStream_t stream);
+  Status attend_token(int layer, const CardOldRows& rows, const card::TileList& list, cudaStream_t stream);
   Status finish_token(int layer, cudaStream_t stream);
   // Logits of one hidden row.
   Status output(const float* hidden, cudaStream_t stream);
@@ -79,7 +81,8 @@ class CardGraph {
   struct Token {
     float *hidden, *qkv, *attention, *gate_up, *proj, *logits, *angles, *angles_window;
     int64_t* position;
-    card::half_t* q;
+    card::half_t *q, *old_q;  // old_q, shift: as encoded rows under a mask meet them
+    float* shift;
     card::CardRow row, ff;
     card::DecodeScratch scratch;
   } token_{};

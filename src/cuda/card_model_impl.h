@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "cuda/card_model.h"
@@ -34,6 +35,8 @@ struct CardModel::Impl {
   const float* output_norm = nullptr;
   int host_layers = 0;
   std::atomic<int64_t> streamed_bytes = 0;
+  std::mutex pin_mutex;
+  std::unique_ptr<PinnedPages> pins;  // of the layers in memory, once a sequence reads them (LayerFeed)
 };
 
 }  // namespace longkv

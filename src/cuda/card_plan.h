@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <span>
 #include <string>
 
 #include "kv/recipe.h"
@@ -14,9 +15,12 @@ namespace longkv {
 inline constexpr int64_t kCardGemmWorkspace = int64_t(32) << 20;  // bytes
 // Pieces of rows that a token's attention is cut into: enough blocks for two on every multiprocessor.
 int card_splits(int multiprocessors, int kv_heads);
+inline constexpr int kCardRawSplits = 8;  // ... and, beside encoded rows, those that are not
 // Bytes of a sequence's buffers: whatever the chunk (rounded up somewhat), and for chunks of so many tokens.
 int64_t card_graph_bytes(const ModelConfig& c, int multiprocessors, int64_t context);
 int64_t card_chunk_bytes(const ModelConfig& c, int64_t chunk);
+// Of one layer's rows under a recipe that encodes old ones; kept: channels of each of its KV heads, empty: all.
+int64_t card_old_bytes(const ModelConfig& c, const Recipe& recipe, int64_t context, std::span<const int> kept);
 // Of the matrices of one layer that are brought to the card for a prompt, with what copying takes.
 int64_t card_feed_bytes(int64_t largest_layer);
 

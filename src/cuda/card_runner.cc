@@ -54,9 +54,9 @@ Status CardRunner::allocate_scratch(KvType type, int64_t reserve) {
   }
   LONGKV_ASSIGN(hidden_, CardBuffer::create(memory(), span_ * c.dim * 4, "hidden states of a prompt"));
   LONGKV_ASSIGN(staging_, PinnedBuffer::create(chunk_ * c.dim * 4, "embeddings of a prompt's chunk"));
-  LONGKV_ASSIGN(host_memory_, PinnedBuffer::create((c.dim + c.vocab) * 4 + 16, "a token's embedding and logits"));
+  LONGKV_ASSIGN(host_memory_, PinnedBuffer::create((c.dim + c.vocab) * 4 + 32, "a token's embedding and logits"));
   host_.position = host_memory_.as<int64_t>();
-  host_.hidden = host_memory_.as<float>() + 4;
+  host_.hidden = host_memory_.as<float>() + 8;
   host_.logits = host_.hidden + c.dim;
   return {};
 }

@@ -56,7 +56,7 @@ class CardRunner : public DeviceRunner {
   struct Step {
     float* hidden;
     float* logits;
-    int64_t* position;  // and the number of steps taken, as CardGraph::position()
+    int64_t* position;  // and what CardGraph::position() has beside it
   } host_{};            // pinned: what changes between decoded tokens
 
  private:

@@ -12,24 +12,65 @@
 #include "base/log.h"
 #include "cuda/card_host_session.h"
 #include "cuda/card_index.h"
+#include "cuda/card_old.h"
 #include "cuda/card_runner.h"
 #include "cuda/hybrid_rows.h"
 #include "cuda/prompt_landing.h"
+#include "kv/store_spec.h"
 
 namespace longkv {
 
+namespace {
+
+// Rows that a recipe encodes when they grow old.
+Status supports_old(const LoadedModel& model, const Recipe& recipe, const StoreRegions& regions) {
+  const ModelConfig& c = model.config();
+  if (regions.old.k != regions.old.v || !card::card_old_supports(regions.old.k, c.head_dim_k)) {
+    return fail(Code::kUnsupported,
+                "old rows of types {} and {} with {} channels; on the card both are kivi2 or kivi4, or f16 under a "
+                "channel mask, with 64, 128 or 256 channels; nearest legal: the same recipe with store=kivi4",
+                kv_type_name(regions.old.k), kv_type_name(regions.old.v), c.head_dim_k);
+  }
+  if (recipe.store.rotate != StoreRotate::kNone || recipe.mask.kind == MaskKind::kThink) {
+    return fail(Code::kUnsupported,
+                "the recipe {}; the card encodes old rows without rotation and under masks that are known before the "
+                "prompt (leank); nearest legal: --kv-place cpu, or kivi4",
+                recipe.canonical());
+  }
+  if (regions.sink % 16 != 0) {
+    return fail(Code::kUnsupported,
+                "{} first rows that are not encoded; the card wants a multiple of 16; nearest legal: sink={}",
+                regions.sink, round_up(regions.sink, 16));
+  }
+  if (recipe.select.all) return {};
+  const int64_t block = recipe.index.block * std::max<int64_t>(1, recipe.index.coarse);
+  if (recipe.select.mode != SelectMode::kTopK || regions.window < block) {
+    return fail(Code::kUnsupported,
+                "the recipe {}; over encoded rows the card has select=topk, and blocks no longer than the last rows "
+                "that are not encoded ({}); nearest legal: select=topk with window={}",
+                recipe.canonical(), regions.window, std::max(regions.window, block));
+  }
+  return {};
+}
+
+}  // namespace
+
 Status card_supports(const LoadedModel& model, const Recipe& recipe) {
   const ModelConfig& c = model.config();
-  if (recipe.store.k != recipe.store.v || !card::card_kv_supports(recipe.store.k, c.head_dim_k)) {
+  const StoreRegions regions = store_regions(recipe.store, recipe.mask);
+  if (regions.on) {
+    LONGKV_TRY(supports_old(model, recipe, regions));
+  } else if (recipe.store.k != recipe.store.v || !card::card_kv_supports(recipe.store.k, c.head_dim_k)) {
     return fail(Code::kUnsupported,
-                "rows of types {} and {} with {} channels; on the card K and V are both f16, bf16, q8_0, q4_0 or fp8, "
-                "with 64, 96, 128 or 256 channels",
+                "rows of types {} and {} with {} channels; on the card K and V are both f16, bf16, q8_0, q4_0, fp8, "
+                "kivi2 or kivi4, with 64, 96, 128 or 256 channels",
                 kv_type_name(recipe.store.k), kv_type_name(recipe.store.v), c.head_dim_k);
   }
   // What the card does, with the values of this recipe; anything else in it makes a difference.
   Recipe can;
   can.store.k = recipe.store.k;
   can.store.v = recipe.store.v;
+  if (regions.on) can.store = recipe.store, can.mask = recipe.mask;
   if (CardIndex::supports(recipe.index, recipe.select, c)) {
     can.index.kind = recipe.index.kind;
     can.index.block = recipe.index.block;
@@ -64,6 +105,12 @@ Status card_supports(const LoadedModel& model, const Recipe& recipe) {
 
 Status card_supports_hybrid(const LoadedModel& model, const Recipe& recipe) {
   LONGKV_TRY(card_supports(model, recipe));
+  if (store_regions(recipe.store, recipe.mask).on) {
+    return fail(Code::kUnsupported,
+                "the recipe {} encodes old rows; --kv-place hybrid holds rows as they came: use --kv-place gpu, or "
+                "store=q8_0",
+                recipe.canonical());
+  }
   if (recipe.select.all) {
     return fail(Code::kUnsupported,
                 "the recipe {} attends every row; --kv-place hybrid holds rows in memory for recipes that choose "
@@ -88,7 +135,7 @@ namespace {
 class CardSession final : public CardRunner {
  public:
   CardSession(std::shared_ptr<CardModel> model, const CardSessionOptions& o, ThreadPool& pool)
-      : CardRunner(std::move(model), o, pool), type_(o.recipe.store.k) {}
+      : CardRunner(std::move(model), o, pool), type_(store_regions(o.recipe.store, o.recipe.mask).raw.k) {}
   ~CardSession() override {
     (void)cudaStreamSynchronize(stream_.get());
     if (step_ != nullptr) (void)cudaGraphExecDestroy(step_);
@@ -98,6 +145,7 @@ class CardSession final : public CardRunner {
   Status decode(int32_t id, std::span<float> logits) override;
   int64_t tokens() const override { return tokens_; }
   Status truncate(int64_t n) override {
+    if (old_) LONGKV_TRY(old_->truncate(n, stream_.get()));
     if (host_kv_ != nullptr) LONGKV_TRY(host_kv_->truncate(TokenCount{n}));
     tokens_ = n;
     return {};
@@ -107,20 +155,22 @@ class CardSession final : public CardRunner {
   void reset_stats() override;
   int64_t kv_bytes() const override {
     const ModelConfig& c = config();
-    return (c.layers - host_layers()) * card::card_kv_bytes(type_, c.kv_heads, c.head_dim_k, tokens_) +
+    const auto whole = std::count_if(kv_.begin(), kv_.end(), [](const card::CardKv& kv) { return kv.k != nullptr; });
+    const int64_t layers = hybrid_ ? c.layers - host_layers() : whole;
+    return layers * card::card_kv_bytes(type_, c.kv_heads, c.head_dim_k, tokens_) + (old_ ? old_->bytes(tokens_) : 0) +
            (host_kv_ != nullptr ? host_kv_->cache().bytes_used() : 0);
   }
 
  private:
   bool on_host(int layer) const { return layer < host_layers(); }
   bool in_memory(int layer) const { return hybrid_ && hybrid_->holds(layer); }
+  bool encodes(int layer) const { return old_ && old_->holds(layer); }
   Status begin_layer(int layer, int64_t start) override;
   Status chunk_layer(int layer, float* hidden, int64_t first, int64_t n, int64_t end) override;
-  Status end_layer(int layer, int64_t start, int64_t n, bool last) override {
-    return on_host(layer) ? landing_->end_layer(layer, last) : index_rows(layer, start, start + n);
-  }
+  Status end_layer(int layer, int64_t start, int64_t n, bool last) override;
   Status commit(int64_t n) override {
     tokens_ += n;
+    if (old_) old_->finish(tokens_);
     return finish_rows();
   }
   Status abandon(int64_t held) override;
@@ -133,7 +183,8 @@ class CardSession final : public CardRunner {
   // After rows [begin, end) of a layer were written.
   Status index_rows(int layer, int64_t begin, int64_t end) {
     if (!selects(layer)) return {};
-    return index_->update(layer, in_memory(layer) ? work_ : kv_[size_t(layer)], begin, end, stream_.get());
+    return index_->update(layer, in_memory(layer) || encodes(layer) ? work_ : kv_[size_t(layer)], begin, end,
+                          stream_.get());
   }
   Status record_layer(int layer);
   Status record_step();
@@ -143,8 +194,9 @@ class CardSession final : public CardRunner {
 
   KvType type_;
   CardBuffer kv_memory_, work_memory_;
-  std::vector<card::CardKv> kv_;  // [layers]
-  card::CardKv work_;             // rows of the present layer in f16, where they are not attended in place
+  std::vector<card::CardKv> kv_;      // [layers]
+  card::CardKv work_;                 // rows of the present layer in f16, where they are not attended in place
+  std::unique_ptr<CardOldRows> old_;  // of layers whose older rows are encoded
   std::unique_ptr<HybridRows> hybrid_;
   std::unique_ptr<CardIndex> index_;        // none: every layer attends all
   std::unique_ptr<PromptLanding> landing_;  // of layers in memory
@@ -170,6 +222,7 @@ Status CardSession::allocate() {
   for (int l = 0; l < c.layers; ++l) hybrid[size_t(l)] = options_.hybrid && selects(l);
   LONGKV_TRY(allocate_rows(capacity, hybrid));
   LONGKV_TRY(options_.hybrid ? allocate_blocks(hybrid) : allocate_scratch(type_));
+  if (old_) LONGKV_TRY(old_->place_end(graph_->position() + 2));
   if (host_layers() == 0) return {};
   LONGKV_ASSIGN(landing_, PromptLanding::create(c, *host_kv_, chunk_, pool_));
   return {};
@@ -187,19 +240,23 @@ Status CardSession::allocate_blocks(const std::vector<bool>& hybrid) {
 Status CardSession::allocate_rows(int64_t capacity, const std::vector<bool>& hybrid) {
   const ModelConfig& c = config();
   const int64_t per_layer = card::card_kv_bytes(type_, c.kv_heads, c.head_dim_k, capacity);
-  const int64_t here = std::count(hybrid.begin() + host_layers(), hybrid.end(), false);
+  if (store_regions(options_.recipe.store, options_.recipe.mask).on) {
+    LONGKV_ASSIGN(old_, CardOldRows::create(memory(), c, options_.recipe, capacity, host_layers()));
+  }
+  int64_t here = 0;
+  for (int l = host_layers(); l < c.layers; ++l) here += !hybrid[size_t(l)] && !encodes(l);
   LONGKV_ASSIGN(kv_memory_, CardBuffer::create(
-                                memory(), here * per_layer,
+                                memory(), std::max<int64_t>(16, here * per_layer),
                                 options_.hybrid ? fmt::format("the KV rows of {} layers that attend all of {} tokens",
                                                               here, options_.context)
                                                 : fmt::format("the KV cache of {} tokens", options_.context)));
   int64_t next = 0;
   for (int l = 0; l < c.layers; ++l) {
     kv_.push_back(card::CardKv{type_, c.kv_heads, c.head_dim_k});
-    if (hybrid[size_t(l)] || on_host(l)) continue;
+    if (hybrid[size_t(l)] || on_host(l) || encodes(l)) continue;
     kv_.back() = card::place_kv(type_, c.kv_heads, c.head_dim_k, capacity, kv_memory_.data() + next++ * per_layer);
   }
-  if ((card::attended_in_place(type_) && host_layers() == 0) || options_.hybrid) return {};
+  if ((card::attended_in_place(type_) && host_layers() == 0 && !old_) || options_.hybrid) return {};
   LONGKV_ASSIGN(work_memory_,
                 CardBuffer::create(memory(), card::card_kv_bytes(KvType::kF16, c.kv_heads, c.head_dim_k, capacity),
                                    "one layer's rows in f16"));
@@ -238,11 +295,13 @@ Status CardSession::allocate_hybrid(const HybridRows::Shape& wanted) {
 
 Status CardSession::begin_layer(int layer, int64_t start) {
   const bool decoded =
-      in_memory(layer) || on_host(layer) || !card::attended_in_place(type_);  // work_ is what prompts attend
+      in_memory(layer) || on_host(layer) || encodes(layer) || !card::attended_in_place(type_);  // prompts attend work_
   if (on_host(layer)) {
     LONGKV_TRY(landing_->begin_layer(layer, start, work_, stream_.get()));
   } else if (in_memory(layer)) {
     LONGKV_TRY(hybrid_->begin_layer(layer, start, stream_.get()));
+  } else if (encodes(layer)) {
+    LONGKV_TRY(old_->read(layer, start, work_, stream_.get()));
   } else if (decoded && start > 0) {
     LONGKV_TRY(card::decode_rows(kv_[size_t(layer)], 0, start, work_, stream_.get()));
   }
@@ -251,6 +310,7 @@ Status CardSession::begin_layer(int layer, int64_t start) {
 
 Status CardSession::chunk_layer(int layer, float* hidden, int64_t first, int64_t n, int64_t end) {
   if (on_host(layer)) return landing_->chunk_layer(*graph_, layer, work_, hidden, first, n, end, stream_.get());
+  if (encodes(layer)) return graph_->prefill_layer(layer, work_, nullptr, hidden, first, n, end, stream_.get());
   if (!in_memory(layer)) {
     return graph_->prefill_layer(layer, kv_[size_t(layer)], card::attended_in_place(type_) ? nullptr : &work_, hidden,
                                  first, n, end, stream_.get());
@@ -260,8 +320,23 @@ Status CardSession::chunk_layer(int layer, float* hidden, int64_t first, int64_t
   return hybrid_->spill(layer, first, n, stream_.get());
 }
 
+Status CardSession::end_layer(int layer, int64_t start, int64_t n, bool last) {
+  if (on_host(layer)) return landing_->end_layer(layer, last);
+  if (encodes(layer)) {
+    if (!last) {
+      return fail(Code::kUnsupported,
+                  "a prompt attends its own rows as they came, and encoded ones have room for {} tokens of a prompt "
+                  "beside the weights: raise --vram or -ub, shorten it, or use a store without kivi and masks",
+                  n);
+    }
+    LONGKV_TRY(old_->take(layer, start + n, work_, stream_.get()));
+  }
+  return index_rows(layer, start, start + n);
+}
+
 // Rows past tokens_ are never read.
 Status CardSession::abandon(int64_t held) {
+  if (old_) LONGKV_TRY(old_->abandon(held, stream_.get()));
   if (landing_) {
     LONGKV_TRY(landing_->abandon(held, stream_.get()));
     tokens_ = host_kv_->tokens().v;
@@ -275,7 +350,7 @@ Status CardSession::record_layer(int layer) {
   card::BlockStore store;
   card::HotBlocks hot;
   if (far) store = hybrid_->store(layer), hot = hybrid_->hot(layer);
-  const card::CardKv kv = far ? hot.pool : kv_[size_t(layer)];
+  const card::CardKv kv = far ? hot.pool : encodes(layer) ? old_->rows(layer) : kv_[size_t(layer)];
   LONGKV_TRY(graph_->qkv_token(layer, kv, stream, store, hot.slot_of));
   card::TileList list;
   if (selects(layer)) {
@@ -287,7 +362,8 @@ Status CardSession::record_layer(int layer) {
         card::place_blocks(store, hot, index_->tiles(), list.count, list.stride, graph_->position() + 1, stream));
     LONGKV_TRY(card::fetch_blocks(store, hot, stream));
   }
-  LONGKV_TRY(graph_->attend_token(layer, kv, list, stream));
+  LONGKV_TRY(encodes(layer) ? graph_->attend_token(layer, *old_, list, stream)
+                            : graph_->attend_token(layer, kv, list, stream));
   return graph_->finish_token(layer, stream);
 }
 
@@ -298,11 +374,12 @@ Status CardSession::record_step() {
   LONGKV_TRY(cuda_status(
       cudaMemcpyAsync(graph_->hidden(), host_.hidden, size_t(c.dim) * 4, cudaMemcpyHostToDevice, stream), "embedding"));
   LONGKV_TRY(cuda_status(
-      cudaMemcpyAsync(graph_->position(), host_.position, 2 * sizeof(int64_t), cudaMemcpyHostToDevice, stream),
+      cudaMemcpyAsync(graph_->position(), host_.position, 3 * sizeof(int64_t), cudaMemcpyHostToDevice, stream),
       "position"));
   LONGKV_TRY(graph_->begin_token(stream));
   for (int layer = host_layers(); layer < c.layers; ++layer) LONGKV_TRY(record_layer(layer));
   LONGKV_TRY(graph_->output(graph_->hidden(), stream));
+  if (old_) LONGKV_TRY(old_->encode_last(graph_->position(), stream));
   if (index_ && index_->by_mass()) {
     LONGKV_TRY(cuda_status(
         cudaMemcpyAsync(totals_.as<void>(), index_->counters(), sizeof(seen_), cudaMemcpyDeviceToHost, stream),
@@ -335,6 +412,7 @@ Status CardSession::decode(int32_t id, std::span<float> logits) {
   embed({&id, 1}, host_.hidden);
   host_.position[0] = tokens_;
   host_.position[1] = steps_++;
+  host_.position[2] = old_ ? old_->end() : 0;
   const Status done = run_step();
   if (!done.ok()) {
     if (host_kv_ != nullptr && host_kv_->tokens().v > tokens_) LONGKV_TRY(host_kv_->truncate(TokenCount{tokens_}));
@@ -343,6 +421,7 @@ Status CardSession::decode(int32_t id, std::span<float> logits) {
   std::memcpy(logits.data(), host_.logits, logits.size() * sizeof(float));
   ++tokens_;
   count_step();
+  if (old_) old_->count(tokens_);
   return {};
 }
 
@@ -365,7 +444,8 @@ void CardSession::count_step() {
       ++stats_.selections;
     }
     stats_.rows_attended += rows * c.kv_heads;
-    stats_.kv_bytes += card::card_kv_bytes(type_, c.kv_heads, c.head_dim_k, rows);
+    stats_.kv_bytes += encodes(l) ? old_->attended_bytes(l, tokens_, rows)
+                                  : card::card_kv_bytes(type_, c.kv_heads, c.head_dim_k, rows);
   }
   if (index_ && index_->by_mass()) {
     const auto* counted = totals_.as<unsigned long long>();
@@ -407,9 +487,13 @@ const KvStats& CardSession::stats() const {
 Status CardSession::fill_random(int64_t n, uint64_t seed) {
   cudaStream_t stream = stream_.get();
   if (host_kv_ != nullptr) LONGKV_TRY(host_kv_->fill_random(n, seed));
+  if (old_) LONGKV_TRY(old_->truncate(0, stream));
   for (int l = host_layers(); l < config().layers; ++l) {
     const uint64_t own = seed * 8191 + uint64_t(l);
-    if (!in_memory(l)) {
+    if (encodes(l)) {
+      LONGKV_TRY(card::fill_rows(work_, n, own, stream));
+      LONGKV_TRY(old_->take(l, n, work_, stream));
+    } else if (!in_memory(l)) {
       LONGKV_TRY(card::fill_rows(kv_[size_t(l)], n, own, stream));
     } else {
       for (int64_t first = 0; first < n; first += chunk_) {
@@ -425,6 +509,7 @@ Status CardSession::fill_random(int64_t n, uint64_t seed) {
   LONGKV_TRY(finish_rows());
   LONGKV_TRY(stream_.wait("random rows"));
   tokens_ = n;
+  if (old_) old_->finish(n);
   return {};
 }
 

@@ -30,7 +30,7 @@ struct KeyRow {
   }
 };
 __device__ __forceinline__ KeyRow stored_row(const CardKv& kv, bool key, int head, int64_t position) {
-  const int64_t row = head * kv.capacity + position;
+  const int64_t row = head * kv.capacity + kv.place(position);
   return {kv.type, (key ? kv.k : kv.v) + row * value_bytes(kv.type, kv.dim),
           (key ? kv.k_scale : kv.v_scale) + row * scale_count(kv.type, kv.dim)};
 }

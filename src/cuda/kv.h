@@ -37,6 +37,12 @@ struct CardKv {
   uint8_t* v = nullptr;
   half_t* k_scale = nullptr;  // [kv_heads][capacity][scale_count]
   half_t* v_scale = nullptr;
+  // Above 0: only the first `fixed` rows and the last ones are here (cuda/old.h has the others), as capacity =
+  // fixed + ring; both are multiples of 16.
+  int64_t fixed = 0, ring = 0;
+  LONGKV_ON_BOTH int64_t place(int64_t row) const {
+    return ring == 0 || row < fixed ? row : fixed + (row - fixed) % ring;
+  }
 };
 bool card_kv_supports(KvType type, int dim);
 // Bytes of one layer.
@@ -112,14 +118,20 @@ struct AttendArgs {
   float scale = 0.0f;
   float softcap = 0.0f;  // 0: none
   int64_t window = 0;    // rows that a query sees, its own included; 0: all
+  // With kv.ring: where the rows that lie elsewhere end; they are left out. On the card.
+  const int64_t* old_end = nullptr;
 };
 // One token at position *position (on the card), whose row is in kv. Work is cut into `splits` pieces of rows, each
 // giving a partial (out, lse); they are merged in order. list.tiles nullptr: all rows.
 struct DecodeScratch {
   int splits = 0;
-  float* out = nullptr;  // [heads][splits][dim]
-  float* lse = nullptr;  // [heads][splits]
-  static int64_t bytes(int heads, int splits, int dim) { return int64_t(heads) * splits * (dim + 1) * 4; }
+  float* out = nullptr;  // [heads][pieces][dim]
+  float* lse = nullptr;  // [heads][pieces]
+  int first = 0;         // of these pieces among `all`, where two kernels share the rows; all 0: there is one
+  int all = 0;
+  LONGKV_ON_BOTH int pieces() const { return all > 0 ? all : splits; }
+  LONGKV_ON_BOTH int64_t at(int head, int split) const { return int64_t(head) * pieces() + first + split; }
+  static int64_t bytes(int heads, int pieces, int dim) { return int64_t(heads) * pieces * (dim + 1) * 4; }
 };
 Status attend_token(const AttendArgs& a, const TileList& list, const int64_t* position, const DecodeScratch& scratch,
                     CardStreamHandle stream);

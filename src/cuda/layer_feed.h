@@ -8,34 +8,53 @@
 #include <thread>
 #include <vector>
 
+#include "base/threads.h"
 #include "cuda/card_model.h"
-#include "cuda/upload.h"
+#include "cuda/runtime.h"
+#include "cuda/stack.h"
 
 namespace longkv {
 
-// One layer's matrices have room. They are copied by a thread and a stream of their own: as soon as a layer's were
-// decoded for its products, the next layer's are on their way, and after the last layer the first one's again.
+// One layer's matrices have room, and so have the bytes of one more as they lie in memory: in the file, or in the
+// packed form that the CPU decodes from. These bytes are copied by a thread and a stream of its own, straight from
+// where they lie where the system pins them, else through two pinned pieces in turn; the card arranges them. As soon as
+// a layer's bytes were arranged, the next layer's are on their way, and after the last layer the first one's again.
 class LayerFeed {
  public:
   static Result<std::unique_ptr<LayerFeed>> create(std::shared_ptr<CardModel> model);
   ~LayerFeed();
 
-  // The layer's matrices; `stream` goes on when they are there. end() must follow, when it has read them.
+  // The layer's matrices, for what is queued on `stream` until the next call.
   Result<const CardLayerStacks*> begin(int layer, cudaStream_t stream);
-  Status end(int layer, cudaStream_t stream);
 
  private:
-  explicit LayerFeed(std::shared_ptr<CardModel> model) : model_(std::move(model)) {}
+  // One matrix in memory: `rows` of `part` from `first` on, and where its bytes come to.
+  struct Source {
+    const Weight* weight;
+    const CardMatrix* part;
+    int64_t first;
+    const uint8_t* data;
+    int64_t bytes, at;
+  };
+  explicit LayerFeed(std::shared_ptr<CardModel> model);
   Status prepare();
+  void list_sources();
+  Status pin();
   void work();
   Status bring(int layer);
+  Status through_pieces(const Source& s);
+  Status arrange(int layer, cudaStream_t stream);
 
   std::shared_ptr<CardModel> model_;
-  std::vector<CardLayerStacks> layers_;  // all in the same memory
-  CardBuffer memory_;
+  std::vector<CardLayerStacks> layers_;       // all in the same memory
+  std::vector<std::vector<Source>> sources_;  // of each layer
+  CardBuffer memory_, raw_;
   CardStream bus_;
-  std::unique_ptr<WeightUpload> upload_;
-  cudaEvent_t ready_ = nullptr, free_ = nullptr;
+  ThreadPool pool_;  // that fills pieces
+  PinnedBuffer pieces_[2];
+  cudaEvent_t ready_ = nullptr, free_ = nullptr, piece_done_[2] = {};
+  int next_piece_ = 0;
+  int arranged_ = -1;  // layer whose matrices are in memory_
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -29,6 +29,9 @@ struct CardRow {
 // Rows as they lie in a GGUF file, already on the card, to rows [first, first + n) of m.
 Status pack_rows(const CardMatrix& m, const uint8_t* raw, int64_t raw_row_bytes, int64_t first, int64_t n,
                  CardStreamHandle stream);
+// The same from the packed form of all n rows of a matrix (ops/packed_rows.h).
+Status pack_eights(const CardMatrix& m, const uint8_t* packed, int64_t raw_row_bytes, int64_t first, int64_t n,
+                   CardStreamHandle stream);
 // out[r][c]: rows [first, first + n) as halves, for products of prompts.
 Status decode_matrix(const CardMatrix& m, int64_t first, int64_t n, half_t* out, CardStreamHandle stream);
 // y[r] = m[r] . x (+ bias[r]) (+ y[r] if accumulate). y may not overlap x.

@@ -145,16 +145,54 @@ __global__ void row_scales(const uint8_t* raw, int64_t row_bytes, int64_t blocks
   if (threadIdx.x % 32 == 0) row_scale[r] = top > 0 ? exp2f(ceilf(log2f(top * ScaleLimit<Block>::kValue))) : 1.0f;
 }
 
-template <TensorType kType, class Block, int kBlockGroups>
-__global__ void pack_groups(const uint8_t* raw, int64_t row_bytes, int64_t groups_per_row, int64_t n, uint8_t* low,
-                            uint8_t* high, uint8_t* scale, const float* row_scale) {
+// Group `at` of row r of a matrix as it lies in a file.
+template <class Block, int kBlockGroups>
+struct FileRows {
+  const uint8_t* raw;
+  int64_t row_bytes;
+  __device__ void get(int64_t r, int64_t at, Group& g) const {
+    read(reinterpret_cast<const Block*>(raw + r * row_bytes)[at / kBlockGroups], int(at % kBlockGroups), g);
+  }
+};
+
+// The same of the form in which eight rows lie side by side (ops/packed_rows.h). Its parts are whole words.
+template <class Block>
+struct PackedRows {
+  const uint8_t* packed;
+  int64_t row_bytes;
+  __device__ void get(int64_t r, int64_t at, Group& g) const {
+    const int in_eight = int(r % 8);
+    const uint8_t* from = packed + (r - in_eight) * row_bytes + at * 8 * int64_t(sizeof(Block));
+    Block b;
+    b.d.bits = reinterpret_cast<const uint16_t*>(from)[in_eight];
+    from += 16;
+    if constexpr (requires { b.m; }) {
+      b.m.bits = reinterpret_cast<const uint16_t*>(from)[in_eight];
+      from += 16;
+    }
+    for (int j = 0; j < 4; ++j, from += 32) {
+      const uint32_t word = reinterpret_cast<const uint32_t*>(from)[in_eight];
+      for (int i = 0; i < 4; ++i) b.qs[4 * j + i] = uint8_t(word >> (8 * i));
+    }
+    if constexpr (requires { b.qh; }) {
+      const uint32_t bits = reinterpret_cast<const uint32_t*>(from)[in_eight];
+      uint32_t file = 0;  // bit v: the fifth bit of value v
+      for (int v = 0; v < 32; ++v) file |= (bits >> (8 * (v % 4) + v / 4) & 1) << v;
+      for (int i = 0; i < 4; ++i) b.qh[i] = uint8_t(file >> (8 * i));
+    }
+    read(b, 0, g);
+  }
+};
+
+template <TensorType kType, class Source>
+__global__ void pack_groups(Source source, int64_t groups_per_row, int64_t n, uint8_t* low, uint8_t* high,
+                            uint8_t* scale, const float* row_scale) {
   using T = PlaneTraits<kType>;
   const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= n * groups_per_row) return;
-  const int64_t r = i / groups_per_row, at = i % groups_per_row;
-  const auto* row = reinterpret_cast<const Block*>(raw + r * row_bytes);
+  const int64_t r = i / groups_per_row;
   Group g{};
-  read(row[at / kBlockGroups], int(at % kBlockGroups), g);
+  source.get(r, i % groups_per_row, g);
   uint32_t l[T::kLowWords] = {};
   uint32_t h[T::kHighWords > 0 ? T::kHighWords : 1] = {};
   for (int v = 0; v < 32; ++v) {
@@ -183,23 +221,29 @@ __global__ void pack_groups(const uint8_t* raw, int64_t row_bytes, int64_t group
   }
 }
 
+template <TensorType kType, class Source>
+Status pack_from(const CardMatrix& m, const Source& source, int64_t first, int64_t n, const float* row_scale,
+                 CardStreamHandle stream) {
+  using T = PlaneTraits<kType>;
+  const int64_t per_row = m.cols / 32, start = first * per_row;
+  pack_groups<kType><<<unsigned((n * per_row + 255) / 256), 256, 0, stream>>>(
+      source, per_row, n, const_cast<uint8_t*>(m.low) + start * T::kLowWords * 4,
+      const_cast<uint8_t*>(m.high) + start * T::kHighWords * 4, const_cast<uint8_t*>(m.scale) + start * T::kHalves * 2,
+      row_scale);
+  return launched("pack_groups");
+}
+
 template <TensorType kType, class Block, int kBlockGroups>
 Status pack(const CardMatrix& m, const uint8_t* raw, int64_t raw_row_bytes, int64_t first, int64_t n,
             CardStreamHandle stream) {
-  using T = PlaneTraits<kType>;
-  const int64_t per_row = m.cols / 32, start = first * per_row;
   float* row_scale = nullptr;
   if constexpr (kBlockGroups > 1) {
     row_scale = const_cast<float*>(m.row_scale) + first;
     row_scales<Block>
-        <<<unsigned((n + 7) / 8), 256, 0, stream>>>(raw, raw_row_bytes, per_row / kBlockGroups, n, row_scale);
+        <<<unsigned((n + 7) / 8), 256, 0, stream>>>(raw, raw_row_bytes, m.cols / 32 / kBlockGroups, n, row_scale);
     LONGKV_TRY(launched("row_scales"));
   }
-  pack_groups<kType, Block, kBlockGroups><<<unsigned((n * per_row + 255) / 256), 256, 0, stream>>>(
-      raw, raw_row_bytes, per_row, n, const_cast<uint8_t*>(m.low) + start * T::kLowWords * 4,
-      const_cast<uint8_t*>(m.high) + start * T::kHighWords * 4, const_cast<uint8_t*>(m.scale) + start * T::kHalves * 2,
-      row_scale);
-  return launched("pack_groups");
+  return pack_from<kType>(m, FileRows<Block, kBlockGroups>{raw, raw_row_bytes}, first, n, row_scale, stream);
 }
 
 }  // namespace
@@ -230,6 +274,21 @@ Status pack_rows(const CardMatrix& m, const uint8_t* raw, int64_t raw_row_bytes,
 #undef LONGKV_PACK
   }
   return Status(Code::kInternal, "pack_rows: unknown type");
+}
+
+Status pack_eights(const CardMatrix& m, const uint8_t* packed, int64_t raw_row_bytes, int64_t first, int64_t n,
+                   CardStreamHandle stream) {
+#define LONGKV_PACK(type, block) \
+  case TensorType::type:         \
+    return pack_from<TensorType::type>(m, PackedRows<block>{packed, raw_row_bytes}, first, n, nullptr, stream)
+  switch (m.type) {
+    LONGKV_PACK(kQ4_0, BlockQ4_0);
+    LONGKV_PACK(kQ4_1, BlockQ4_1);
+    LONGKV_PACK(kQ5_0, BlockQ5_0);
+    LONGKV_PACK(kQ5_1, BlockQ5_1);
+    default: return Status(Code::kInternal, "pack_eights: a type that is never packed");
+  }
+#undef LONGKV_PACK
 }
 
 }  // namespace longkv::card

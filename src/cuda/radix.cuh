@@ -89,6 +89,35 @@ __device__ __forceinline__ void find_bin(const int* bins, int wanted, FoundBin& 
   }
 }
 
+// The same of 2048 bins by a whole block of kChooseThreads; a barrier must come before and after.
+constexpr int kChooseThreads = 1024;
+__device__ __forceinline__ void find_bin_together(const int* bins, int wanted, int (&warps)[32], FoundBin& found) {
+  const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32);
+  const int top = 2047 - 2 * int(threadIdx.x);  // this thread's bins: top and top - 1
+  const int first = bins[top], second = bins[top - 1];
+  int upto = first + second;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(kAllLanes, upto, step);
+    if (lane >= step) upto += other;
+  }
+  if (lane == 31) warps[warp] = upto;
+  __syncthreads();
+  int all = warps[lane];
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(kAllLanes, all, step);
+    if (lane >= step) all += other;
+  }
+  const int before_warp = warp == 0 ? 0 : __shfl_sync(kAllLanes, all, warp - 1);
+  upto += before_warp;
+  const int before = upto - first - second;
+  if (before >= wanted || upto < wanted) return;
+  const bool in_first = before + first >= wanted;
+  found.bin = in_first ? top : top - 1;
+  found.left = wanted - before - (in_first ? 0 : first);
+}
+
 // Larger key, larger score; both zeros are equal, NaN last.
 __device__ __forceinline__ uint32_t order_key(float x) {
   const uint32_t bits = __float_as_uint(x + 0.0f);
@@ -96,11 +125,11 @@ __device__ __forceinline__ uint32_t order_key(float x) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-constexpr int kChooseThreads = 1024;
 constexpr int kChooseRun = 8;  // neighbouring items that a thread takes
 
 struct ChooseScratch {
   int bins[2048];
+  int warps[32];
   BlockRanks ranks;
   FoundBin found;
 };
@@ -132,9 +161,9 @@ template <class Load, class Put>
 __device__ __forceinline__ void choose_largest(int64_t begin, int64_t end, int wanted, const Load& load_run,
                                                ChooseScratch& shared, const Put& put) {
   const int64_t origin = begin / kChooseRun * kChooseRun, step = int64_t(kChooseThreads) * kChooseRun;
-  uint32_t keys[kChooseRun];
+  constexpr int kAhead = 4;  // runs whose loads start together
   // A bit each for items of [begin, end).
-  const auto load = [&](int64_t at) {
+  const auto load = [&](int64_t at, uint32_t(&keys)[kChooseRun]) {
     if (at >= end) return 0u;
     load_run(at, keys);
     unsigned there = 0;
@@ -147,16 +176,23 @@ __device__ __forceinline__ void choose_largest(int64_t begin, int64_t end, int w
     for (int i = int(threadIdx.x); i < 2048; i += kChooseThreads) shared.bins[i] = 0;
     __syncthreads();
     RunCounter runs(shared.bins);
-    for (int64_t at = origin + threadIdx.x * kChooseRun; at < end; at += step) {
-      const unsigned there = load(at);
+    for (int64_t at = origin + threadIdx.x * kChooseRun; at < end; at += kAhead * step) {
+      uint32_t keys[kAhead][kChooseRun];
+      unsigned there[kAhead];
 #pragma unroll
-      for (int i = 0; i < kChooseRun; ++i) {
-        if ((there >> i & 1) && (keys[i] & mask) == prefix) runs.add(int((keys[i] >> shift) & ((1u << bits) - 1)));
+      for (int n = 0; n < kAhead; ++n) there[n] = load(at + n * step, keys[n]);
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+#pragma unroll
+        for (int i = 0; i < kChooseRun; ++i) {
+          if ((there[n] >> i & 1) && (keys[n][i] & mask) == prefix)
+            runs.add(int((keys[n][i] >> shift) & ((1u << bits) - 1)));
+        }
       }
     }
     runs.flush();
     __syncthreads();
-    find_bin<2048>(shared.bins, wanted, shared.found);
+    find_bin_together(shared.bins, wanted, shared.warps, shared.found);
     __syncthreads();
     prefix |= uint32_t(shared.found.bin) << shift;
     mask |= ((1u << bits) - 1) << shift;
@@ -164,9 +200,11 @@ __device__ __forceinline__ void choose_largest(int64_t begin, int64_t end, int w
     if (shift == 0) break;
   }
   int chosen = 0, equal_before = 0;  // known to every thread
+  uint32_t keys[kChooseRun], next[kChooseRun];
+  unsigned there = load(origin + threadIdx.x * kChooseRun, keys);
   for (int64_t base = origin; base < end; base += step) {
     const int64_t at = base + threadIdx.x * kChooseRun;
-    const unsigned there = load(at);
+    const unsigned there_next = load(at + step, next);  // on their way while these are ranked
     unsigned above = 0, equal = 0;
 #pragma unroll
     for (int i = 0; i < kChooseRun; ++i) {
@@ -187,6 +225,9 @@ __device__ __forceinline__ void choose_largest(int64_t begin, int64_t end, int w
     }
     chosen += shared.ranks.total.x + min(equal_before + shared.ranks.total.y, wanted) - min(equal_before, wanted);
     equal_before += shared.ranks.total.y;
+    there = there_next;
+#pragma unroll
+    for (int i = 0; i < kChooseRun; ++i) keys[i] = next[i];
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/checked.h"
@@ -133,6 +134,51 @@ Result<CardStream> CardStream::create() {
   CardStream s;
   LONGKV_TRY(cuda_status(cudaStreamCreateWithFlags(&s.stream_, cudaStreamNonBlocking), "creating a stream"));
   return s;
+}
+
+PinnedPages::~PinnedPages() {
+  for (const auto& [begin, end] : pinned_) (void)cudaHostUnregister(reinterpret_cast<void*>(begin));
+}
+
+void PinnedPages::add(std::vector<std::pair<const uint8_t*, int64_t>> ranges) {
+  constexpr uintptr_t kPage = 4096;
+  std::sort(ranges.begin(), ranges.end());
+  std::vector<std::pair<uintptr_t, uintptr_t>> pages;
+  for (const auto& [data, bytes] : ranges) {
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(data) / kPage * kPage;
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + uintptr_t(bytes) + kPage - 1) / kPage * kPage;
+    if (!pages.empty() && begin <= pages.back().second) {
+      pages.back().second = std::max(pages.back().second, end);
+    } else {
+      pages.emplace_back(begin, end);
+    }
+  }
+  for (const auto& [begin, end] : pages) {
+    void* at = reinterpret_cast<void*>(begin);
+    // Pages of a file that is mapped for reading can be pinned for reading alone.
+    cudaError_t done = cudaHostRegister(at, end - begin, cudaHostRegisterDefault);
+    if (done != cudaSuccess) {
+      (void)cudaGetLastError();
+      done = cudaHostRegister(at, end - begin, cudaHostRegisterReadOnly);
+    }
+    if (done == cudaSuccess) {
+      pinned_.emplace_back(begin, end);
+    } else {
+      (void)cudaGetLastError();
+    }
+  }
+}
+
+bool PinnedPages::holds(const uint8_t* data, int64_t bytes) const {
+  const auto at = reinterpret_cast<uintptr_t>(data);
+  return std::any_of(pinned_.begin(), pinned_.end(),
+                     [&](const auto& range) { return range.first <= at && at + uintptr_t(bytes) <= range.second; });
+}
+
+int64_t PinnedPages::bytes() const {
+  int64_t all = 0;
+  for (const auto& [begin, end] : pinned_) all += int64_t(end - begin);
+  return all;
 }
 
 }  // namespace longkv

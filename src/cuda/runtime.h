@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "longkv/status.h"
 
@@ -103,6 +105,23 @@ class SharedRows {
   uint8_t *host_ = nullptr, *on_card_ = nullptr;
   int64_t bytes_ = 0;
   bool registered_ = false;
+};
+
+// Memory that somebody else holds, made known to the card, which then copies from it at the bus's full rate.
+class PinnedPages {
+ public:
+  PinnedPages() = default;
+  ~PinnedPages();
+  PinnedPages(const PinnedPages&) = delete;
+  PinnedPages& operator=(const PinnedPages&) = delete;
+
+  // Ranges (data, bytes) in any order; neighbours share pages. What the system does not pin stays as it was.
+  void add(std::vector<std::pair<const uint8_t*, int64_t>> ranges);
+  bool holds(const uint8_t* data, int64_t bytes) const;
+  int64_t bytes() const;
+
+ private:
+  std::vector<std::pair<uintptr_t, uintptr_t>> pinned_;  // begin, end; ascending
 };
 
 // A stream of its own, destroyed with the owner.

@@ -1,6 +1,7 @@
 // Sizes of what lies on a card, also for machines and builds without one.
 #include "cuda/bits.h"
 #include "cuda/kv.h"
+#include "cuda/old.h"
 #include "cuda/select.h"
 
 namespace longkv::card {
@@ -8,6 +9,11 @@ namespace longkv::card {
 bool card_kv_supports(KvType type, int dim) {
   return (attended_in_place(type) || type == KvType::kQ8_0 || type == KvType::kQ4_0 || type == KvType::kFp8) &&
          (dim == 64 || dim == 96 || dim == 128 || dim == 256);
+}
+
+bool card_old_supports(KvType type, int dim) {
+  return (type == KvType::kF16 || type == KvType::kKivi2 || type == KvType::kKivi4) &&
+         (dim == 64 || dim == 128 || dim == 256);
 }
 
 int64_t card_kv_bytes(KvType type, int kv_heads, int dim, int64_t capacity) {
@@ -45,9 +51,11 @@ int64_t summary_bytes(SummaryKind kind, int kv_heads, int dim, int64_t blocks) {
 }
 
 int64_t bits_bytes(int block, int kv_heads, int dim, int64_t capacity) {
-  return kv_heads * capacity * block * (dim / 32) * int64_t(sizeof(uint32_t) + sizeof(half_t));
+  return kv_heads * CardBits::tokens_of(block, capacity) * (dim / 32) * int64_t(sizeof(uint32_t) + sizeof(half_t));
 }
 
-int64_t BitsScratch::bytes(int heads, int64_t capacity) { return int64_t(heads) * (capacity + 2 * kParts) * 4 + 16; }
+int64_t BitsScratch::bytes(int heads, int block, int64_t capacity) {
+  return int64_t(heads) * (CardBits::tokens_of(block, capacity) / 16 + 2 * kParts) * 4 + 16;
+}
 
 }  // namespace longkv::card

@@ -22,8 +22,7 @@
 
 namespace longkv {
 
-// What the store and mask stages need beside the cache; empty when every row is held as it comes. Errors: a mask for
-// another model, channels that a type cannot hold. capped: attention caps its scores.
+// The regions of region_spec(). Errors: also channels that a type cannot hold.
 Result<std::optional<RegionStore>> make_regions(const KvShape& shape, const Recipe& recipe, RowCapacity capacity,
                                                 const std::string& model, bool capped);
 

@@ -7,6 +7,7 @@
 #include "kv/layout.h"
 #include "kv/mask/identity.h"
 #include "kv/mask/leank.h"
+#include "kv/region_spec.h"
 #include "kv/session_impl.h"
 
 namespace longkv {
@@ -31,12 +32,12 @@ void exchange(std::vector<float>& to, const float*& from, int64_t rows, int64_t 
 
 }  // namespace
 
-Result<std::optional<RegionStore>> make_regions(const KvShape& shape, const Recipe& recipe, RowCapacity capacity,
-                                                const std::string& model, bool capped) {
+Result<std::optional<RegionSpec>> region_spec(const KvShape& shape, const Recipe& recipe, const std::string& model,
+                                              bool capped) {
   if (recipe.store.rotates_k()) LONGKV_TRY(check_rotation("K", recipe.store.k, shape.dim_k));
   if (recipe.store.rotates_v()) LONGKV_TRY(check_rotation("V", recipe.store.v, shape.dim_v));
   const StoreRegions regions = store_regions(recipe.store, recipe.mask);
-  if (!regions.on) return std::optional<RegionStore>();
+  if (!regions.on) return std::optional<RegionSpec>();
   RegionSpec spec;
   spec.k = regions.old.k;
   spec.v = regions.old.v;
@@ -73,7 +74,14 @@ Result<std::optional<RegionStore>> make_regions(const KvShape& shape, const Reci
                 "this model caps attention scores, to which the mean of what keys lost cannot be added; nearest legal: "
                 "mean=off");
   }
-  LONGKV_ASSIGN(RegionStore store, RegionStore::create(shape, std::move(spec), capacity));
+  return std::optional<RegionSpec>(std::move(spec));
+}
+
+Result<std::optional<RegionStore>> make_regions(const KvShape& shape, const Recipe& recipe, RowCapacity capacity,
+                                                const std::string& model, bool capped) {
+  LONGKV_ASSIGN(std::optional<RegionSpec> spec, region_spec(shape, recipe, model, capped));
+  if (!spec) return std::optional<RegionStore>();
+  LONGKV_ASSIGN(RegionStore store, RegionStore::create(shape, *std::move(spec), capacity));
   return std::optional<RegionStore>(std::move(store));
 }
 

@@ -34,7 +34,8 @@ TEST(CardBits, SharesOfMassAsInDouble) {
   LONGKV_NEED_CARD();
   for (const Case& c :
        {Case{4, 2, 64, 16, true, 700}, Case{8, 2, 128, 16, true, 5000}, Case{32, 8, 128, 16, false, 1500},
-        Case{12, 1, 128, 32, true, 1100}, Case{4, 1, 256, 64, true, 900},
+        Case{12, 1, 128, 32, true, 1100}, Case{4, 1, 256, 64, true, 900}, Case{7, 1, 128, 16, true, 1037},
+        Case{16, 1, 64, 48, false, 2000}, Case{20, 2, 256, 16, true, 400}, Case{3, 1, 64, 16, true, 333},
         Case{8, 2, 128, 16, true, 900, KvType::kF16, false}, Case{8, 2, 128, 16, true, 900, KvType::kQ8_0}}) {
     SCOPED_TRACE(testing::Message() << c.heads << "/" << c.kv_heads << " x " << c.dim << ", blocks of " << c.block
                                     << ", " << kv_type_name(c.type));
@@ -47,7 +48,7 @@ TEST(CardBits, SharesOfMassAsInDouble) {
                                   card::place_kv(KvType::kF16, c.kv_heads, c.dim, capacity, halves.data()), nullptr));
     const auto keys = halves.read<uint16_t>(c.kv_heads * capacity * c.dim);
     const OnCard index(card::bits_bytes(c.block, c.kv_heads, c.dim, blocks)),
-        scratch(card::BitsScratch::bytes(c.heads, blocks)), scores(c.kv_heads * blocks * 4);
+        scratch(card::BitsScratch::bytes(c.heads, c.block, blocks)), scores(c.kv_heads * blocks * 4);
     const card::CardBits bits =
         card::place_bits(c.block, c.kv_heads, c.dim, blocks, c.rotate, c.unbiased, index.data());
     // All but the last row at once, that one as a decoded token's.
@@ -68,10 +69,15 @@ TEST(CardBits, SharesOfMassAsInDouble) {
     const int group = c.heads / c.kv_heads;
     for (int h = 0; h < c.kv_heads; ++h) {
       std::vector<std::vector<double>> approximate;  // keys
+      std::vector<std::vector<size_t>> unsure;       // channels whose sign a rounding may turn
       for (int64_t r = 0; r < end * c.block; ++r) {
         std::vector<double> k;
         for (int i = 0; i < c.dim; ++i) k.push_back(test::half_float(keys[size_t((h * capacity + r) * c.dim + i)]));
         if (c.rotate) k = rotated(k);
+        // The card rounds in floats; quantised rows are read here as halves, there as they are.
+        unsure.emplace_back();
+        for (size_t i = 0; i < k.size(); ++i)
+          if (std::abs(k[i]) < (c.type == KvType::kF16 ? 1e-5 : 2e-3)) unsure.back().push_back(i);
         for (int g = 0; g < c.dim; g += 32) {
           double sum = 0, square = 0;
           for (int i = g; i < g + 32; ++i) sum += std::abs(k[size_t(i)]), square += k[size_t(i)] * k[size_t(i)];
@@ -80,26 +86,30 @@ TEST(CardBits, SharesOfMassAsInDouble) {
         }
         approximate.push_back(k);
       }
-      std::vector<double> want(size_t(blocks), 0.0);
+      std::vector<double> want(size_t(blocks), 0.0), slack(size_t(blocks), 0.0);
       for (int j = 0; j < group; ++j) {
         std::vector<double> x;
         for (int i = 0; i < c.dim; ++i) x.push_back(test::half_float(queries[size_t((h * group + j) * c.dim + i)]));
         if (c.rotate) x = rotated(x);
-        std::vector<double> mass(size_t(blocks), 0.0);
+        std::vector<double> mass(size_t(blocks), 0.0), turned(size_t(blocks), 0.0);
         double all = 0;
         for (int64_t b = begin; b < end; ++b) {
           for (int64_t r = b * c.block; r < (b + 1) * c.block; ++r) {
             double dot = 0;
             for (int i = 0; i < c.dim; ++i) dot += x[size_t(i)] * approximate[size_t(r)][size_t(i)];
             mass[size_t(b)] += std::exp(dot * scale);
+            double more = 0;
+            for (const size_t i : unsure[size_t(r)]) more += 2 * std::abs(x[i] * approximate[size_t(r)][i]);
+            turned[size_t(b)] += std::exp(dot * scale) * (std::exp(more * scale) - 1);
           }
           all += mass[size_t(b)];
         }
-        for (int64_t b = begin; b < end; ++b) want[size_t(b)] += mass[size_t(b)] / all;
+        for (int64_t b = begin; b < end; ++b)
+          want[size_t(b)] += mass[size_t(b)] / all, slack[size_t(b)] += turned[size_t(b)] / all;
       }
-      // Queries and magnitudes are halves (2^-11 of a dot product of about 10), a sign of a key near zero may differ.
+      // Queries have 13 bits and magnitudes 11 (2^-11 of a dot product of about 10), and a sign near zero may differ.
       for (int64_t b = begin; b < end; ++b)
-        ASSERT_NEAR(got[size_t(h * blocks + b)], want[size_t(b)], 0.04 * want[size_t(b)])
+        ASSERT_NEAR(got[size_t(h * blocks + b)], want[size_t(b)], 0.04 * want[size_t(b)] + slack[size_t(b)])
             << "head " << h << " block " << b;
     }
   }

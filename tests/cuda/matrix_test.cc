@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/threads.h"
 #include "cuda/card.h"
 #include "cuda/ops.h"
+#include "ops/packed_rows.h"
 #include "quant/block_formats.h"
 
 namespace longkv {
@@ -103,6 +105,36 @@ TEST(CardMatrix, DecodesEveryTypeAsTheCpuDoes) {
       }
     }
   }
+}
+
+// Planes from the form in which the CPU decodes eight rows at a time.
+TEST(CardMatrix, PackedFormGivesTheSamePlanes) {
+  LONGKV_NEED_CARD();
+  ThreadPool pool(2);
+  int types = 0;
+  for (TensorType type : {TensorType::kQ4_0, TensorType::kQ4_1, TensorType::kQ5_0, TensorType::kQ5_1}) {
+    if (!reads_packed(type)) continue;
+    ++types;
+    SCOPED_TRACE(tensor_type_info(type)->name);
+    constexpr int64_t kRows = 21, kCols = 160, kBefore = 3;  // rows of another matrix in the same planes
+    const std::vector<uint8_t> raw = random_rows(type, kRows, kCols, 17);
+    Weight w{type, kRows, kCols, row_bytes(type, kCols).value(), raw.data()};
+    std::vector<uint8_t> packed(size_t(packed_bytes(w)), 0);
+    pack_rows(w, packed.data(), pool);
+    const OnCard file = OnCard::of(raw), eights = OnCard::of(packed);
+    std::vector<std::vector<uint8_t>> planes;
+    for (const bool from_packed : {false, true}) {
+      CardMatrix m{type, kRows + kBefore, kCols};
+      const int64_t bytes = card_matrix_bytes(type, m.rows, kCols);
+      const OnCard memory(bytes);
+      place_planes(m, memory.data());
+      ASSERT_DONE(from_packed ? card::pack_eights(m, eights.data(), w.row_bytes, kBefore, kRows, nullptr)
+                              : card::pack_rows(m, file.data(), w.row_bytes, kBefore, kRows, nullptr));
+      planes.push_back(memory.read<uint8_t>(bytes));
+    }
+    EXPECT_EQ(planes[0], planes[1]);
+  }
+  std::printf("  %d types\n", types);
 }
 
 // One row of x, by the operator that makes it.

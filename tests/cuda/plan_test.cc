@@ -66,6 +66,19 @@ TEST_F(CardPlans, RowsCountWhereTheyLie) {
   EXPECT_LT(plan(q).row_bytes, chosen / 2);
   q.rows = CardRows::kInMemory;
   EXPECT_EQ(plan(q).row_bytes, 0);
+  // Encoded rows: 5 or 3 bits a number.
+  q.rows = CardRows::kOnCard;
+  q.recipe = parse_recipe("full").value();
+  const CardPlan whole = plan(q);
+  for (const auto& [text, bits] : {std::pair<const char*, double>{"kivi4", 5.0}, {"kivi2", 3.0}}) {
+    q.recipe = parse_recipe(text).value();
+    const CardPlan encoded = plan(q);
+    EXPECT_NEAR(double(encoded.row_bytes) / double(whole.row_bytes), bits / 16, 0.01) << text;
+  }
+  q.recipe = parse_recipe("leank:mask=" + test::repo_model("needle-10m-128k-leank70.gguf")).value();
+  EXPECT_LT(plan(q).row_bytes, whole.row_bytes * 9 / 10);
+  q.recipe = {};
+  q.rows = CardRows::kInMemory;
   // A longer prompt shares a copy of the weights as far as its states fit; a chunk that was asked for is kept.
   EXPECT_EQ(plan(q).span, 16384);
   q.chunk = 300;

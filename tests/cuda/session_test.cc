@@ -2,6 +2,7 @@
 #include "engine/session.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -279,6 +280,83 @@ TEST(CardSession, ChosenRowsAsOnTheCpu) {
   }
 }
 
+// Old rows in another form, on both: while decoding, after a cut, and under a second prompt.
+TEST(CardSession, EncodedRowsAsOnTheCpu) {
+  LONGKV_NEED_CARD();
+  const Pair p = open_pair(models().front());
+  ASSERT_TRUE(p.card);
+  const auto ids = random_ids(3000, p.model->config().vocab, 21);
+  const std::span<const int32_t> all(ids);
+  const std::string mask = "leank:mask=" + test::repo_model("needle-10m-128k-leank70.gguf");
+  for (const std::string& text :
+       {std::string("kivi4"), std::string("kivi2"), std::string("store=kivi4(sink=16,window=40)"), mask,
+        mask + "+kivi4", std::string("quest:budget=512 + store=kivi4"),
+        std::string("onebit:budget=512 + store=kivi4(sink=32)")}) {
+    SCOPED_TRACE(text);
+    SessionOptions o;
+    o.context = 4096;
+    auto recipe = parse_recipe(text);
+    ASSERT_TRUE(recipe.ok()) << recipe.status().message();
+    o.recipe = *recipe;
+    o.products = ProductType::kF32;
+    auto cpu = Session::create(p.model, o, *p.pool);
+    o.card = p.card;
+    auto gpu = Session::create(p.model, o, *p.pool);
+    ASSERT_TRUE(cpu.ok()) << cpu.status().message();
+    ASSERT_TRUE(gpu.ok()) << gpu.status().message();
+    const auto both = [&](const auto& act) {
+      ASSERT_DONE(act(**cpu));
+      ASSERT_DONE(act(**gpu));
+    };
+    both([&](Session& s) { return s.prefill(all.first(2500)); });
+    for (int i = 0; i < 100; ++i) both([&](Session& s) { return s.decode(ids[size_t(i)]); });
+    const double limit = text == "kivi2" ? 0.15 : 0.05;  // a code that falls to the other side is a larger step
+    expect_close(p, (*gpu)->logits(), (*cpu)->logits(), "decoded", limit);
+    const double cpu_bytes = double((*cpu)->kv_bytes_held());
+    EXPECT_LT(double((*gpu)->kv_bytes_held()), 1.2 * cpu_bytes);  // channels are filled up to 32
+    both([&](Session& s) { return s.truncate(2333); });
+    for (int i = 0; i < 50; ++i) both([&](Session& s) { return s.decode(ids[size_t(i)]); });
+    expect_close(p, (*gpu)->logits(), (*cpu)->logits(), "after a cut", limit);
+    both([&](Session& s) { return s.prefill(all.subspan(2500)); });
+    for (int i = 0; i < 40; ++i) both([&](Session& s) { return s.decode(ids[size_t(i)]); });
+    expect_close(p, (*gpu)->logits(), (*cpu)->logits(), "after a second prompt", limit);
+  }
+}
+
+// A prompt that is interrupted when some layers have encoded its rows leaves what was held before.
+TEST(CardSession, InterruptedPromptOverEncodedRows) {
+  LONGKV_NEED_CARD();
+  const Pair p = open_pair(models().front());
+  ASSERT_TRUE(p.card);
+  const auto ids = random_ids(2000, p.model->config().vocab, 22);
+  const std::span<const int32_t> all(ids);
+  SessionOptions o;
+  o.context = 4096;
+  o.recipe = parse_recipe("kivi4").value();
+  o.card = p.card;
+  auto plain = Session::create(p.model, o, *p.pool), stopped = Session::create(p.model, o, *p.pool);
+  ASSERT_TRUE(plain.ok() && stopped.ok());
+  ASSERT_DONE((*plain)->prefill(all.first(1000)));
+  ASSERT_DONE((*stopped)->prefill(all.first(1000)));
+  std::atomic<bool> cancel = false;
+  const Status left = (*stopped)->prefill(
+      all.subspan(1000), [&](int64_t done, int64_t total) { cancel = cancel || done > total / 2; }, &cancel);
+  EXPECT_EQ(left.code(), Code::kCancelled) << left.message();
+  EXPECT_EQ((*stopped)->tokens(), 1000);
+  for (int i = 0; i < 60; ++i) {
+    ASSERT_DONE((*plain)->decode(ids[size_t(i)]));
+    ASSERT_DONE((*stopped)->decode(ids[size_t(i)]));
+  }
+  // Up to a window's rows were encoded sooner.
+  expect_close(p, (*stopped)->logits(), (*plain)->logits(), "interrupted", 0.05);
+  // Whose prompt does not pass a layer at once cannot attend its rows as they came.
+  o.card_chunk = 256;
+  o.order = PrefillOrder::kChunkMajor;
+  auto pieces = Session::create(p.model, o, *p.pool);
+  ASSERT_TRUE(pieces.ok());
+  EXPECT_EQ((*pieces)->prefill(all).code(), Code::kUnsupported);
+}
+
 // Weights on the card, cache in memory: any recipe that decodes.
 TEST(CardSession, CacheInMemory) {
   LONGKV_NEED_CARD();
@@ -489,8 +567,17 @@ TEST(CardSession, CapsAndRefusals) {
   const auto fits = Session::create(model, o, pool);
   ASSERT_TRUE(fits.ok()) << fits.status().message();
   EXPECT_LE(card->vram_peak(), kCap);
-  o.recipe = parse_recipe("snapkv").value();
-  EXPECT_EQ(Session::create(model, o, pool).status().code(), Code::kUnsupported);
+  for (const char* text :
+       {"snapkv", "think", "store=kivi4(sink=4)", "store=kivi4(rotate=v)", "store=q8_0(window=64)",
+        "twilight:refine=exact + store=kivi4", "index=mean(block=256) + select=topk + store=kivi2"}) {
+    o.recipe = parse_recipe(text).value();
+    const Status refused = Session::create(model, o, pool).status();
+    EXPECT_EQ(refused.code(), Code::kUnsupported) << text;
+    // What was encoded names what would do.
+    if (o.recipe.store.window > 0 || o.recipe.mask.kind != MaskKind::kNone) {
+      EXPECT_NE(refused.message().find("nearest legal"), std::string::npos) << text << ": " << refused.message();
+    }
+  }
 }
 
 }  // namespace
