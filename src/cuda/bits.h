@@ -32,8 +32,8 @@ Status write_bits_last(const BlockStore& rows, const CardBits& bits, const int64
 // scores[kv_heads][capacity] of the blocks that `rules` leave to choose from: the sum over a KV head's query heads of
 // the share of each one's estimated softmax mass that the block has. scale: of the softmax.
 struct BitsScratch {
-  static constexpr int kParts =
-      96;                    // blocks of threads that a KV head's scan is cut into: with 8 heads all run at once
+  // Blocks of threads that a KV head's scan is cut into: with 8 heads all of them run at once.
+  static constexpr int kParts = 96;
   float* masses = nullptr;   // [heads][tokens / 16], in log 2
   float* partial = nullptr;  // [heads][parts][2]: largest, sum of exponentials below it
   static int64_t bytes(int heads, int block, int64_t capacity);
