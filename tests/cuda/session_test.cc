@@ -310,7 +310,7 @@ TEST(CardSession, EncodedRowsAsOnTheCpu) {
     };
     both([&](Session& s) { return s.prefill(all.first(2500)); });
     for (int i = 0; i < 100; ++i) both([&](Session& s) { return s.decode(ids[size_t(i)]); });
-    const double limit = text == "kivi2" ? 0.15 : 0.05;  // a code that falls to the other side is a larger step
+    const double limit = o.recipe.select.all ? 2e-3 : 0.02;  // a choice may differ
     expect_close(p, (*gpu)->logits(), (*cpu)->logits(), "decoded", limit);
     const double cpu_bytes = double((*cpu)->kv_bytes_held());
     EXPECT_LT(double((*gpu)->kv_bytes_held()), 1.2 * cpu_bytes);  // channels are filled up to 32
