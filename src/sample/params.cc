@@ -61,7 +61,10 @@ Result<std::pair<int32_t, float>> parse_logit_bias(std::string_view text) {
 
 Status validate(const SamplingParams& p) {
   auto in_range = [](float v, float low, float high) { return v >= low && v <= high; };  // false for NaN
-  if (!std::isfinite(p.temperature)) return fail(Code::kInvalidArgument, "--temp must be a finite number");
+  if (!in_range(p.temperature, -kMostTemperature, kMostTemperature)) {
+    return fail(Code::kInvalidArgument, "--temp {} must lie in [{}, {}]; 0 and below choose the best token",
+                p.temperature, -kMostTemperature, kMostTemperature);
+  }
   if (!in_range(p.top_p, 0.0f, 1.0f)) return fail(Code::kInvalidArgument, "--top-p {} must lie in [0, 1]", p.top_p);
   if (!in_range(p.min_p, 0.0f, 1.0f)) return fail(Code::kInvalidArgument, "--min-p {} must lie in [0, 1]", p.min_p);
   if (!in_range(p.typical, 0.0f, 1.0f))

@@ -13,6 +13,8 @@ namespace longkv {
 
 enum class SamplerStage { kPenalties, kTopK, kTypical, kTopP, kMinP, kTemperature };
 
+constexpr float kMostTemperature = 100;  // by size: -100 to 100
+
 struct SamplingParams {
   float temperature = 0.8f;  // 0 or below: greedy, ties to the lower id
   int64_t top_k = 40;        // 0 or below: off
@@ -34,7 +36,7 @@ struct SamplingParams {
 Result<std::vector<SamplerStage>> parse_sampler_stages(std::string_view text);
 // "ID+BIAS" or "ID-BIAS", e.g. "15043+1.5", "2-inf".
 Result<std::pair<int32_t, float>> parse_logit_bias(std::string_view text);
-// Errors: kInvalidArgument for values without meaning (NaN, negative probabilities).
+// Errors: kInvalidArgument for values without meaning (NaN, negative probabilities) or out of range.
 Status validate(const SamplingParams& params);
 
 }  // namespace longkv

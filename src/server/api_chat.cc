@@ -1,6 +1,8 @@
 // The conversation of a chat request: messages with text, calls and results of tools.
 #include <fmt/format.h>
 
+#include <set>
+#include <string>
 #include <utility>
 
 #include "server/api_request.h"
@@ -70,20 +72,33 @@ std::vector<const json*> demanded(Fields& fields, const json* choice, const json
   return functions;
 }
 
-void read_tools(const Service& service, Fields& fields, Conversation& out) {
-  const json* tools = fields.any("tools");
-  const json* choice = fields.any("tool_choice");
-  fields.ignore({"parallel_tool_calls"});
-  const bool none = tools == nullptr || (tools->is_array() && tools->empty());
-  if (none || (choice != nullptr && *choice == "none")) return void(demanded(fields, choice, json::array()));
-  if (!tools->is_array() || tools->size() > kMaxTools)
+void check_tools(Fields& fields, const json& tools) {
+  if (!tools.is_array() || tools.size() > kMaxTools)
     return fields.fail("tools", fmt::format("'tools' must be a list of at most {} tools", kMaxTools));
-  for (const json& tool : *tools) {
+  std::set<std::string> names;
+  for (const json& tool : tools) {
     const json* function = tool.is_object() && tool.contains("function") ? &tool["function"] : nullptr;
     if (function == nullptr || tool.value("type", json()) != "function" || !function->is_object() ||
         !function->value("name", json()).is_string())
       return fields.fail("tools", "'tools' must have objects of type 'function' with 'function.name'");
+    const auto name = (*function)["name"].get<std::string>();
+    if (name.empty()) return fields.fail("tools", "'tools': a 'function.name' is empty, so nothing could call it");
+    if (!names.insert(name).second) {
+      return fields.contradicts(
+          "tools",
+          fmt::format("'tools' has two functions of the name '{}': a call could mean either", name.substr(0, 64)));
+    }
   }
+}
+
+void read_tools(const Service& service, Fields& fields, Conversation& out) {
+  const json* tools = fields.any("tools");
+  const json* choice = fields.any("tool_choice");
+  fields.ignore({"parallel_tool_calls"});
+  if (tools != nullptr) check_tools(fields, *tools);
+  if (fields.failed()) return;
+  const bool none = tools == nullptr || tools->empty();
+  if (none || (choice != nullptr && *choice == "none")) return void(demanded(fields, choice, json::array()));
   if (!service.takes_tools()) return fields.fail("tools", "tools are not supported with this model's chat format");
   out.input.tools = *tools;
   std::vector<JsonSchema::Function> functions;

@@ -65,7 +65,7 @@ void read_sampling(const Service& service, Fields& fields, GenerateRequest& out)
   const auto number = [&](const char* name, double least, double most, float& value) {
     if (const auto given = fields.number(name, least, most)) value = float(*given);
   };
-  number("temperature", 0, 100, p.temperature);
+  number("temperature", -kMostTemperature, kMostTemperature, p.temperature);
   number("top_p", 0, 1, p.top_p);
   number("min_p", 0, 1, p.min_p);
   number("typical_p", 0, 1, p.typical);
@@ -298,8 +298,12 @@ std::variant<ApiError, ApiRequest> read_request(const Service& service, Route ro
   fields.must_be("suffix", "", "text after the answer is not supported");
   fields.must_be("modalities", json::array({"text"}), "only text is supported");
   fields.must_be("functions", json::array(), "write functions as 'tools'");
-  fields.ignore({"function_call"});
-  if (route != Route::kChat) fields.ignore({"tools", "tool_choice", "parallel_tool_calls"});
+  fields.must_be("function_call", "none", "write functions as 'tools' and this as 'tool_choice'");
+  if (route != Route::kChat) {
+    fields.must_be("tools", json::array(), "a completion calls no tools; use /v1/chat/completions");
+    fields.must_be("tool_choice", "none", "a completion calls no tools; use /v1/chat/completions");
+    fields.ignore({"parallel_tool_calls"});  // says nothing without tools
+  }
   const Conversation conversation = route == Route::kChat ? read_conversation(service, fields) : Conversation();
   out.return_progress = fields.boolean("return_progress").value_or(false);
   out.timings_per_token = fields.boolean("timings_per_token").value_or(false);
@@ -311,6 +315,11 @@ std::variant<ApiError, ApiRequest> read_request(const Service& service, Route ro
   read_format(fields, g);
   if (conversation.call && g.schema)
     fields.contradicts("tool_choice", "'tool_choice' demands a call, and an answer's format is given too; give one");
+  if (g.schema && !g.stops.empty()) {
+    fields.contradicts("stop", "'stop' would cut the JSON that the answer's format asks for; leave one of the two out");
+  } else if (conversation.call && !g.stops.empty()) {
+    fields.contradicts("stop", "'stop' would cut the call that 'tool_choice' demands; leave one of the two out");
+  }
   if (conversation.call) g.schema = conversation.call;
   read_logprobs(fields, out);
   read_kv(service, fields, g);

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
+#include <string_view>
 #include <utility>
 
 namespace longkv::server {
@@ -13,9 +15,20 @@ namespace {
 constexpr int kMaxDepth = 64;
 constexpr int kMaxMembers = 1024;
 
-// What is wrong with the shape of a text, looked at first, so that nothing recursive meets deep nesting and nothing
-// that looks for members one by one meets many. Empty: nothing.
-std::string bad_shape(const std::string& text) {
+// A whole number that 64 bits do not hold: JSON's reader would make a rounded one of it without a word.
+bool too_long(std::string_view number) {
+  if (number.find_first_of(".eE") != std::string_view::npos) return false;
+  int64_t negative = 0;
+  uint64_t positive = 0;
+  const char *begin = number.data(), *end = begin + number.size();
+  const auto read =
+      number.front() == '-' ? std::from_chars(begin, end, negative) : std::from_chars(begin, end, positive);
+  return read.ec == std::errc::result_out_of_range;
+}
+
+// What is wrong with the shape of a text, looked at first, so that nothing recursive meets deep nesting, nothing that
+// looks for members one by one meets many, and no number is altered.
+std::optional<ApiError> bad_shape(const std::string& text) {
   struct Level {
     bool object = false;
     int members = 0;
@@ -33,13 +46,24 @@ std::string bad_shape(const std::string& text) {
       }
     } else if (c == '"') {
       quoted = true;
+    } else if (c == '-' || (c >= '0' && c <= '9')) {
+      const size_t end = std::min(text.find_first_not_of("0123456789+-.eE", i), text.size());
+      const std::string_view number = std::string_view(text).substr(i, end - i);
+      if (too_long(number)) {
+        const std::string shown(number.substr(0, 48));
+        return ApiError{.status = 422,
+                        .message = fmt::format("the number {}{} of the body does not fit 64 bits and would be altered; "
+                                               "send it as a string",
+                                               shown, number.size() > shown.size() ? "..." : "")};
+      }
+      i = end - 1;
     } else if (c == '[' || c == '{') {
-      if (++depth > kMaxDepth) return fmt::format("the body is nested deeper than {}", kMaxDepth);
+      if (++depth > kMaxDepth) return ApiError{.message = fmt::format("the body is nested deeper than {}", kMaxDepth)};
       levels[depth] = {c == '{', 1};
     } else if (c == ']' || c == '}') {
       depth = std::max(depth - 1, 0);
     } else if (c == ',' && levels[depth].object && ++levels[depth].members > kMaxMembers) {
-      return fmt::format("an object of the body has more than {} members", kMaxMembers);
+      return ApiError{.message = fmt::format("an object of the body has more than {} members", kMaxMembers)};
     }
   }
   return {};
@@ -49,7 +73,7 @@ std::string bad_shape(const std::string& text) {
 
 std::optional<ApiError> parse_body(const std::string& body, nlohmann::ordered_json& out) {
   if (body.empty()) return ApiError{.message = "the body is empty; a JSON object is expected"};
-  if (std::string wrong = bad_shape(body); !wrong.empty()) return ApiError{.message = std::move(wrong)};
+  if (auto wrong = bad_shape(body)) return wrong;
   try {
     out = nlohmann::ordered_json::parse(body);
   } catch (const nlohmann::ordered_json::exception& e) {

@@ -15,7 +15,7 @@
 namespace longkv::server {
 
 // Text of a request's body to JSON, members in the order in which they came: templates show them so. Errors: not JSON,
-// not an object, nested deeper than 64, an object of more than 1024 members.
+// not an object, nested deeper than 64, an object of more than 1024 members, a whole number of more than 64 bits.
 std::optional<ApiError> parse_body(const std::string& body, nlohmann::ordered_json& out);
 
 // A whole number, also one written with a point (3.0: some clients know no integers); nullopt where it is none or not

@@ -229,6 +229,12 @@ TEST(CliOutput, TheSameSeedGivesTheSameText) {
   EXPECT_EQ(seven, text("7", "1"));
   EXPECT_EQ(seven, text("7", "2")) << "whatever the number of threads";
   EXPECT_NE(seven, text("8", "1"));
+  const auto best = [](const std::string& temperature) {
+    return longkv_program(
+               {"run", "-m", needle(), "-q", "-p", "abc", "-n", "20", "--ignore-eos", "--temp", temperature, "-s", "7"})
+        .out;
+  };
+  EXPECT_EQ(best("-1"), best("0")) << "0 and below choose the best token";
   const Args random = {"run", "-m", needle(), "-p", "abc", "-n", "40", "--ignore-eos", "--temp", "1.5"};
   const Outcome first = longkv_program(random);
   const size_t at = first.err.find("seed: ");

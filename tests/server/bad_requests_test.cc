@@ -16,7 +16,8 @@ void expect_error(const Reply& reply, int status, const std::string& what) {
 TEST(BadRequests, WrongFields) {
   TestServer server;
   const std::pair<const char*, json> wrong[] = {{"temperature", "hot"},
-                                                {"temperature", -1},
+                                                {"temperature", -101},
+                                                {"temperature", 101},
                                                 {"top_p", 2},
                                                 {"top_k", 1.5},
                                                 {"max_tokens", "many"},
@@ -51,6 +52,10 @@ TEST(BadRequests, WrongFields) {
                                                 {"samplers", 4},
                                                 {"grammar", "root ::= x"},
                                                 {"suffix", "tail"},
+                                                {"tools", json::array({json::object()})},
+                                                {"tool_choice", "required"},
+                                                {"tool_choice", {{"type", "function"}, {"function", {{"name", "f"}}}}},
+                                                {"function_call", {{"name", "f"}}},
                                                 {"timeout", -1},
                                                 {"no_such_field", 1},
                                                 {"prompt", 5},
@@ -87,6 +92,56 @@ TEST(BadRequests, WrongFields) {
   expect_error(server.post("/v1/chat/completions", chat("x", {{"top_logprobs", 3}})), 400, "top_logprobs ");
   expect_error(server.post("/v1/chat/completions", chat("x", {{"tools", json::array({1})}})), 400, "tools ");
   EXPECT_EQ(server.post("/v1/completions", completion("abc")).status, 200);
+}
+
+// Whatever ends an answer early would leave less than the JSON that was asked for.
+TEST(BadRequests, StopBesideAFormat) {
+  TestServer server;
+  const json schema = {{"type", "object"}, {"properties", {{"a", {{"type", "string"}}}}}};
+  const std::pair<const char*, json> formats[] = {
+      {"response_format", {{"type", "json_object"}}},
+      {"response_format", {{"type", "json_schema"}, {"json_schema", {{"schema", schema}}}}},
+      {"json_schema", schema}};
+  for (const auto& [name, value] : formats) {
+    for (const char* path : {"/v1/chat/completions", "/v1/completions", "/completion"}) {
+      const auto body = [&](const json& stop) {
+        json more = {{name, value}, {"stop", stop}, {"max_tokens", 4}};
+        return std::string_view(path).find("chat") != std::string_view::npos ? chat("x", more) : completion("x", more);
+      };
+      for (const json& stop : {json("\""), json::array({"a", "b"})}) {
+        const Reply reply = server.post(path, body(stop));
+        expect_error(reply, 422, std::string(path) + " " + name + " ");
+        EXPECT_EQ(reply.parsed()["error"]["param"], "stop");
+      }
+      for (const json& none : {json(), json(""), json::array()}) EXPECT_EQ(server.post(path, body(none)).status, 200);
+    }
+  }
+  EXPECT_EQ(
+      server.post("/v1/chat/completions", chat("x", {{"response_format", {{"type", "text"}}}, {"stop", "a"}})).status,
+      200);
+}
+
+// JSON's reader keeps 64 bits of a whole number; the rest would be made up.
+TEST(BadRequests, NumbersAreNeverAltered) {
+  TestServer server;
+  const auto body = [](const std::string& value) {
+    return R"({"prompt":"a","max_tokens":200,"json_schema":{"const":)" + value + "}}";
+  };
+  for (const char* number : {"123456789012345678901234567890", "18446744073709551616", "-9223372036854775809"}) {
+    for (const std::string& value : {std::string(number), "[1," + std::string(number) + "]"}) {
+      const Reply reply = server.post_text("/v1/completions", body(value));
+      expect_error(reply, 422, value);
+      EXPECT_NE(reply.body.find(number), std::string::npos) << reply.body;
+    }
+  }
+  for (const char* number : {"18446744073709551615", "-9223372036854775808", "0", "1.5"}) {
+    const Reply reply = server.post_text("/v1/completions", body(number));
+    ASSERT_EQ(reply.status, 200) << number << reply.body;
+    const json answer = json::parse(reply.parsed()["choices"][0]["text"].get<std::string>(), nullptr, false);
+    EXPECT_EQ(answer.dump(), number) << reply.body;
+  }
+  EXPECT_EQ(server.post("/v1/completions", completion("123456789012345678901234567890", {{"max_tokens", 1}})).status,
+            200);
 }
 
 TEST(BadRequests, SchemasThatContradictThemselves) {

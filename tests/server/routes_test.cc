@@ -85,6 +85,8 @@ TEST(Routes, CompletionsAndTheirOwnNames) {
   EXPECT_TRUE(echoed["logprobs"]["token_logprobs"][0].is_null());
   EXPECT_LT(echoed["logprobs"]["token_logprobs"][1].get<double>(), 0);
   EXPECT_EQ(echoed["logprobs"]["top_logprobs"][4].size(), 2u);
+  // As on the command line, below 0 is greedy too.
+  EXPECT_EQ(server.post("/v1/completions", completion("abc", {{"temperature", -1}})).parsed()["choices"], j["choices"]);
   // Token ids are the same prompt.
   const json ids = server.post("/tokenize", json{{"content", "abc"}}).parsed()["tokens"];
   EXPECT_EQ(

@@ -256,6 +256,21 @@ TEST_F(Demanded, WhatCannotBe) {
   refused(server,
           {{"tools", some_tools()}, {"tool_choice", "required"}, {"response_format", {{"type", "json_object"}}}}, 422,
           "tool_choice", "give one");
+  for (const json& choice : {json("required"), named("time")})
+    refused(server, {{"tools", some_tools()}, {"tool_choice", choice}, {"stop", {"}"}}}, 422, "stop", "cut the call");
+  // Which of two is called could not be told, and a name that is empty cannot be called.
+  for (const json& choice : {json(), json("auto"), json("none"), json("required")}) {
+    const json object = {{"type", "object"}};
+    refused(server,
+            {{"tools", {function("f", object), function("g", object), function("f", object)}}, {"tool_choice", choice}},
+            422, "tools", "two functions of the name 'f'");
+    refused(server, {{"tools", {function("", object)}}, {"tool_choice", choice}}, 400, "tools", "is empty");
+    refused(server, {{"tools", 5}, {"tool_choice", choice}}, 400, "tools", "a list of at most");
+  }
+  EXPECT_EQ(
+      server.post("/v1/chat/completions", chat("x", {{"tools", some_tools()}, {"stop", {"q"}}, {"max_tokens", 2}}))
+          .status,
+      200);
   refused(server, {{"tools", {function("f", {{"oneOf", json::array()}})}}, {"tool_choice", "required"}}, 400, "tools",
           "'oneOf' is not supported");
   refused(server, {{"tools", {function("f", {{"type", "string"}})}}, {"tool_choice", "required"}}, 422, "tools",
