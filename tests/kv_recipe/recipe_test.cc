@@ -152,6 +152,16 @@ TEST(Recipe, MistakesAreNamedWithPositionAndHelp) {
   expect_refused("", {"position 1", "a preset or a stage"});
   expect_refused("quset", {"position 1", "unknown preset 'quset'", "ktransformers-preselect", "did you mean 'quest'?"});
   expect_refused("snapkv:budget=512,keep_ratio=0.1", {"budget and keep_ratio", "give one"});
+  // Nothing kept is no request for the default.
+  for (const char* name : {"snapkv", "normmass", "keydiff", "asymkv", "h2o", "kvzip", "adakv", "tova"}) {
+    for (const char* nothing : {"keep_ratio=0", "keep_ratio=0.0", "keep_ratio=0%", "budget=0,keep_ratio=0"}) {
+      if (std::string(name) == "kvzip" && nothing[0] == 'b') continue;
+      expect_refused(std::string(name) + ":" + nothing, {"keep_ratio=0"});
+      expect_refused(std::string("keep=") + name + "(" + nothing + ")", {"keep_ratio=0"});
+    }
+  }
+  expect_refused("snapkv:keep_ratio=0", {"position 19", "keeps nothing", "above 0, to 1", "a budget of rows"});
+  EXPECT_TRUE(parse_recipe("keep=h2o(budget=500,keep_ratio=0)").ok());
   expect_refused("quest:bugdet=3", {"position 7", "bugdet", "did you mean 'budget'?", "dense_layers"});
   expect_refused("quest:budget=lots", {"position 14", "budget='lots'", "whole number"});
   expect_refused("quest:budget=99999999999999999999G", {"out of range"});

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <string_view>
 
 #include "base/error.h"
 #include "kv/recipe/parts.h"
@@ -47,6 +49,25 @@ Status check_params(const RecipePart& part) {
   return {};
 }
 
+// A share of nothing, given where no budget is, would leave the budget that the method has by default.
+Status check_share(const RecipePart& part) {
+  const auto zero = [](std::string_view text) {
+    if (text.ends_with('%')) text.remove_suffix(1);
+    double value = 1;
+    return std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc() && value == 0;
+  };
+  const RecipeParam* share = nullptr;
+  bool budget = false;
+  for (const RecipeParam& p : part.params) {
+    if (p.key.text == "keep_ratio" && zero(p.value.text)) share = &p;
+    budget |= p.key.text == "budget" && !zero(p.value.text);
+  }
+  if (share == nullptr || budget) return {};
+  return fail(Code::kInvalidArgument,
+              "{}: keep_ratio={} keeps nothing; expected a share above 0, to 1 (10% is 0.1), or a budget of rows",
+              share->value.where, share->value.text);
+}
+
 void copy_stage(const RecipeStageInfo& stage, const Recipe& from, Recipe& to) {
   const std::string choice = stage.get(from);
   stage.set(to, choice);
@@ -63,6 +84,7 @@ Status apply_preset(const RecipePart& part, StageOwners& owners, Recipe& recipe)
                 part.name.text, stage->name, join_words(stage->choices));
   }
   LONGKV_ASSIGN(const ResolvedPreset preset, resolve_preset(part));
+  LONGKV_TRY(check_share(part));
   for (const RecipeStage stage : preset.stages) {
     LONGKV_TRY(claim(stage, part.name, owners));
     copy_stage(recipe_stage(stage), preset.recipe, recipe);
@@ -146,6 +168,7 @@ Result<Recipe> build_recipe(const std::vector<RecipePart>& parts) {
     LONGKV_TRY(find_named_stage(part, stage));
     LONGKV_TRY(claim(stage->stage, part.name, owners));
     LONGKV_TRY(apply_stage(part, recipe));
+    LONGKV_TRY(check_share(part));
   }
   recipe.name = label(parts);
   LONGKV_TRY(validate_recipe(recipe));

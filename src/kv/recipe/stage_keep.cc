@@ -214,6 +214,9 @@ Status validate(const Recipe& recipe) {
                 "keep=adakv(scorer=snapkv): window=0 leaves no query to score by; nearest "
                 "legal: window=32, or scorer=expected");
   }
+  if (keep.kind == KeepKind::kKvzip && keep.keep_ratio == 0) {
+    return fail(Code::kInvalidArgument, "keep=kvzip: keep_ratio=0 keeps nothing; expected a share above 0, to 1");
+  }
   if (contains(kBudgeted, name)) LONGKV_TRY(check_budget(keep));
   if (contains(kMerging, name)) LONGKV_TRY(check_merging(keep));
   if (contains(kVoted, name) && keep.kernel % 2 == 0) {
