@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <memory>
+#include <span>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -27,6 +30,12 @@ struct ScoreOptions {
   ModelOptions model;
   std::string file = "-";
 };
+
+// What a request of each kind may have.
+constexpr const char* kContinues[] = {"id", "prompt", "continuation"};
+constexpr const char* kRolls[] = {"id", "text", "skip"};
+constexpr const char* kAnswers[] = {"id", "prompt", "max_tokens", "stop"};
+constexpr const char* kCounts[] = {"id", "count"};
 
 constexpr size_t kMaxStops = 64;
 constexpr int kMaxDepth = 8;
@@ -65,7 +74,21 @@ Result<Json> read_request(const std::string& line) {
       /*allow_exceptions=*/false);
   if (deep) return fail(Code::kInvalidArgument, "it is nested deeper than {} levels", kMaxDepth);
   if (!request.is_object()) return fail(Code::kInvalidArgument, "it is not an object of JSON in UTF-8");
+  // The reader made a rounded number of one that 64 bits do not hold; it could not come back as it was.
+  const auto id = request.find("id");
+  if (id != request.end() && id->is_number_float() && std::abs(id->get<double>()) >= 0x1p63)
+    return fail(Code::kInvalidArgument, "\"id\" is a number that does not fit 64 bits; send it as a text");
   return request;
+}
+
+// A key that says nothing here was meant to say something: it is misspelt, or of another kind of request.
+Status check_keys(const Json& request, std::span<const char* const> known) {
+  for (const auto& [key, value] : request.items()) {
+    if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+    return fail(Code::kInvalidArgument, "\"{}\" is not a key of such a request; known are {}", key.substr(0, 64),
+                fmt::join(known, ", "));
+  }
+  return {};
 }
 
 // What one request gives; its errors are the request's own.
@@ -80,6 +103,11 @@ Result<Json> answer_request(TextScorer& scorer, const Json& request) {
         "tokens), \"max_tokens\" (answer \"prompt\") and \"count\" (a text's tokens) is needed; {} are there",
         continues + rolls + answers + counts);
   }
+  using Keys = std::span<const char* const>;
+  LONGKV_TRY(check_keys(request, continues ? Keys(kContinues)
+                                 : rolls   ? Keys(kRolls)
+                                 : answers ? Keys(kAnswers)
+                                           : Keys(kCounts)));
   if (counts) {
     LONGKV_ASSIGN(const std::string text, text_field(request, "count", true));
     LONGKV_ASSIGN(out["tokens"], scorer.count(text));

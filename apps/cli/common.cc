@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "base/bandwidth.h"
@@ -127,9 +128,12 @@ Result<int64_t> parse_size(const std::string& text, const std::string& option) {
   } else if (*end != '\0') {
     unit = 0;
   }
-  int64_t value = 0;
-  if (text.empty() || errno != 0 || unit == 0 || number < 0 || __builtin_mul_overflow(int64_t(number), unit, &value)) {
+  if (end == text.c_str() || unit == 0 || number < 0)
     return fail(Code::kInvalidArgument, "{} '{}' must be a number, optionally with K, M or G", option, text);
+  int64_t value = 0;
+  if (errno != 0 || __builtin_mul_overflow(int64_t(number), unit, &value)) {
+    return fail(Code::kInvalidArgument, "{} '{}' is out of range; at most {} (K, M and G are powers of 1024)", option,
+                text, std::numeric_limits<int64_t>::max());
   }
   return value;
 }

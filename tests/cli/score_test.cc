@@ -115,6 +115,10 @@ TEST(CliScore, LinesThatMakeNoSenseAreRefusedAndTheOthersAnswered) {
                                       Json{{"prompt", "a"}, {"max_tokens", -1}},
                                       Json{{"prompt", std::string(2000, 'a')}, {"continuation", "b"}},
                                       Json{{"prompt", "a"}, {"max_tokens", 4}, {"stop", 3}},
+                                      Json{{"prompt", "a"}, {"max_tokens", 4}, {"stops", {"x"}}},
+                                      Json{{"prompt", "a"}, {"continuation", "b"}, {"stop", {"x"}}},
+                                      Json{{"text", "a"}, {"prompt", "b"}},
+                                      R"({"id": 123456789012345678901234567890, "text": "a"})",
                                       Json{{"id", 8}, {"prompt", "a"}, {"continuation", "b"}}};
   const auto r = replies(requests, {}, 1);
   ASSERT_EQ(r.size(), requests.size());
@@ -124,6 +128,13 @@ TEST(CliScore, LinesThatMakeNoSenseAreRefusedAndTheOthersAnswered) {
   }
   EXPECT_EQ(r[3]["id"], 7);
   EXPECT_NE(r[8]["error"].get<std::string>().find("do not fit the context of 1024"), std::string::npos) << r[8].dump();
+  EXPECT_NE(r[10]["error"].get<std::string>().find(
+                "\"stops\" is not a key of such a request; known are id, prompt, max_tokens, stop"),
+            std::string::npos)
+      << r[10].dump();
+  EXPECT_NE(r[11]["error"].get<std::string>().find("known are id, prompt, continuation"), std::string::npos);
+  EXPECT_NE(r[12]["error"].get<std::string>().find("\"prompt\" is not a key"), std::string::npos);
+  EXPECT_NE(r[13]["error"].get<std::string>().find("does not fit 64 bits"), std::string::npos);
   EXPECT_EQ(r.back()["id"], 8);
   EXPECT_EQ(r.back()["tokens"], 1);
 }
