@@ -99,12 +99,14 @@ Status run(const RunOptions& o) {
   const auto prompt_start = Clock::now();
   LONGKV_ASSIGN(cost.restored_tokens, restore_kv(o.kv_state, *session, ids));
   const auto unread = std::span(ids).subspan(size_t(cost.restored_tokens));
-  LONGKV_TRY(session->prefill(unread, progress_line(), cancel));
+  if (!unread.empty()) LONGKV_TRY(session->prefill(unread, progress_line(), cancel));
   cost.prompt_tokens = int64_t(unread.size());
   cost.prompt_seconds = seconds_since(prompt_start);
   cost.first_token_seconds = seconds_since(start);
   cost.context = opened.context;
-  LONGKV_TRY(save_kv(o.kv_state, *session));
+  // What was read is worth an answer, wherever it cannot be kept. A cache that gave all of a prompt has it already.
+  const bool known = !o.kv_state.cache.empty() && unread.empty();
+  const Status saved = known ? Status() : save_kv(o.kv_state, *session);
 
   Sampler sampler(params);
   for (int32_t id : ids) sampler.accept(id);
@@ -127,6 +129,7 @@ Status run(const RunOptions& o) {
     LONGKV_TRY(stats->write({reinterpret_cast<const uint8_t*>(text.data()), text.size()}));
     LONGKV_TRY(stats->commit());
   }
+  LONGKV_TRY(saved);
   if (answer.finish == "interrupted")
     return fail(Code::kCancelled, "interrupted after {} tokens of the answer", answer.ids.size());
   return {};

@@ -23,10 +23,13 @@ void add_kv_state_options(CLI::App& command, KvStateOptions& options);
 // Contradictions, and targets that cannot be written: before a long prompt is read.
 Status check_kv_state(const KvStateOptions& options);
 
-// Puts the file's state in the session, cut to the tokens that `ids` begins with and at least one token short of it.
-// The number of tokens is returned that need not be read. Errors: those of restore_session, and kInvalidArgument when
-// the file shares no usable beginning with the prompt; of a --prompt-cache file such a miss is a notice.
+// Puts the file's state in the session, cut to the tokens that `ids` begins with: all of them, whose logits are there
+// too, or at least one token short of it. The number of tokens is returned that need not be read. A --prompt-cache file
+// gives what has the bits of reading the prompt at once, and a notice where that is nothing; --kv-restore gives all
+// that can be taken over, with a notice where it was decided by another prompt's end. Errors: those of restore_session,
+// and kInvalidArgument when the file of --kv-restore shares no usable beginning with the prompt.
 Result<int64_t> restore_kv(const KvStateOptions& options, Session& session, std::span<const int32_t> ids);
+// A --prompt-cache file that cannot be written is a notice.
 Status save_kv(const KvStateOptions& options, Session& session);
 
 }  // namespace longkv::cli

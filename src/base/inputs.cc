@@ -36,6 +36,13 @@ Status check_readable(const std::string& path) {
   return {};
 }
 
+Status check_regular(const std::string& path) {
+  LONGKV_TRY(check_readable(path));
+  struct stat st {};
+  if (::stat(path.c_str(), &st) == 0 && S_ISREG(st.st_mode)) return {};
+  return fail(Code::kIo, "cannot read '{}': it is not a regular file", path);
+}
+
 void note_input(const std::string& path) {
   struct stat st {};
   if (::stat(path.c_str(), &st) != 0 || !S_ISREG(st.st_mode)) return;

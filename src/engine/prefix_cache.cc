@@ -74,6 +74,15 @@ Result<std::unique_ptr<PrefixCache>> PrefixCache::create(const PrefixCacheOption
   return std::unique_ptr<PrefixCache>(new PrefixCache(std::move(impl)));
 }
 
+int64_t exact_cut(const Session& session, int64_t most, int64_t prompt) {
+  const PrefixReuse reuse = prefix_reuse(session.kv().recipe());
+  if (!reuse.any_length) return 0;
+  most = std::min(most, prompt - reuse.unread);
+  // Queries at the end must come in the same pieces, too.
+  if (reuse.unread > 1) most = std::max<int64_t>(0, most) / session.options().chunk * session.options().chunk;
+  return most > 0 ? session.resume_point(most, prompt) : 0;
+}
+
 // `shared`: tokens that entry and prompt have in common.
 Use PrefixCache::Impl::judge(PrefixEntry& entry, const Session& session, std::span<const int32_t> ids,
                              int64_t shared) const {
@@ -86,11 +95,7 @@ Use PrefixCache::Impl::judge(PrefixEntry& entry, const Session& session, std::sp
   const PrefixReuse reuse = prefix_reuse(session.kv().recipe());
   Use use{&entry, 0, false};
   if (reuse.any_length) {
-    int64_t most = std::min(shared, prompt - reuse.unread);
-    if (!options.continue_turns) most = std::min(most, entry.origin.exact);
-    // Queries at the end must come in the same pieces, too.
-    if (reuse.unread > 1) most = std::max<int64_t>(0, most) / session.options().chunk * session.options().chunk;
-    if (most > 0) use.tokens = session.resume_point(most, prompt);
+    use.tokens = exact_cut(session, options.continue_turns ? shared : std::min(shared, entry.origin.exact), prompt);
     if (use.tokens < held && use.tokens < entry.shortest) use.tokens = 0;
   } else if (options.continue_turns && shared == held) {
     use = {&entry, held, true};

@@ -29,6 +29,10 @@
 
 namespace longkv {
 
+// Of the first `most` tokens that a stored state shares with a prompt of `prompt` tokens, those that can be taken over
+// with the bits of reading the prompt at once. 0 under recipes whose states cannot be cut (kv/prefix/reuse.h).
+int64_t exact_cut(const Session& session, int64_t most, int64_t prompt);
+
 struct PrefixCacheOptions {
   uint64_t ram_bytes = 0;
   std::string folder = {};  // empty: no disk tier. Made for the owner alone if absent

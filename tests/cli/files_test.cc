@@ -67,6 +67,31 @@ TEST(CliOutputFiles, APipeThatNobodyReadsIsRefused) {
   EXPECT_TRUE(fs::is_fifo(pipe));
 }
 
+// What is mapped, or read more than once, is a file. A pipe would be waited for, with signals set aside by then.
+TEST(CliOutputFiles, APipeIsNoFile) {
+  const std::string pipe = temp_path("kept.pipe"), path = model();
+  fs::remove(pipe);
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const Args run = {"run", "-m", path, "-q", "--raw", "-n", "1", "-p", "abc", "-t", "1"};
+  const Args cases[] = {join(run, {"--prompt-cache", pipe}),
+                        join(run, {"--kv-save", pipe}),
+                        join(run, {"--kv-restore", pipe}),
+                        join(run, {"--kv", "duo:gates=" + pipe}),
+                        join(run, {"--kv", "index=labels(file=" + pipe + ") + select=topk"}),
+                        join(run, {"--kv", "leank:mask=" + pipe})};
+  for (const bool others : {false, true}) {
+    // With a reader and a writer at its other end every open would succeed, and reading wait.
+    const int fd = others ? ::open(pipe.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC) : -1;
+    for (const Args& args : cases) {
+      const Outcome o = longkv_program(args);
+      EXPECT_TRUE(refuses(o, 1, "not a regular file")) << args.back();
+      EXPECT_LT(o.seconds, 20) << args.back();
+    }
+    if (fd >= 0) ::close(fd);
+  }
+  EXPECT_TRUE(fs::is_fifo(pipe));
+}
+
 // A terminal would obey what a hostile file brings into a message.
 TEST(CliOutput, ControlCharactersOfFilesAreEscaped) {
   const std::string gates = write_temp("gates.tsv", std::string("\x1b]0;title\x07\0more\n", 15));

@@ -301,7 +301,7 @@ class BitsIndex final : public BlockIndex {
 
 // Lines "layer head channel channel ...", # starts a comment; every KV head of the layer once.
 Result<std::vector<std::vector<int32_t>>> read_channels(const IndexSpec& spec, const KvShape& shape) {
-  LONGKV_TRY(check_readable(spec.file));
+  LONGKV_TRY(check_regular(spec.file));
   std::ifstream in(spec.file);
   std::vector<std::vector<int32_t>> channels(size_t(shape.kv_heads));
   std::string line;

@@ -25,7 +25,6 @@ constexpr int64_t kMaxGateBytes = int64_t{16} << 20;
 
 // The authors' full_attention_heads.tsv: a line per layer, a gate per KV head, [layers][kv_heads].
 Result<DuoGates> read_table(const std::string& path, const KvShape& shape) {
-  LONGKV_TRY(check_readable(path));
   std::ifstream file(path);
   DuoGates gates;
   int64_t bytes = 0;
@@ -63,6 +62,7 @@ Result<DuoGates> read_table(const std::string& path, const KvShape& shape) {
 }  // namespace
 
 Result<DuoGates> load_gates(const std::string& path, const KvShape& shape, const std::string& model) {
+  LONGKV_TRY(check_regular(path));
   char magic[4] = {};
   std::ifstream(path, std::ios::binary).read(magic, sizeof(magic));
   if (std::memcmp(magic, "GGUF", sizeof(magic)) != 0) return read_table(path, shape);
