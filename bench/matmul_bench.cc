@@ -1,4 +1,4 @@
-// Prompt products of every weight type beside oneDNN's int8 (u8 x s8, f32 result) and f32 on the same shapes.
+// Prompt products of every weight type beside oneDNN's int8 (u8 x s8, f32 result), f32 and bf16 on the same shapes.
 //
 //   matmul_bench [threads] [seconds per shape] [substring of a type name] [number of shapes] [level]
 //
@@ -18,6 +18,7 @@
 
 #include "base/cpu.h"
 #include "ops/matmul.h"
+#include "ops/matmul_bf16.h"
 #include "ops/matmul_f32.h"
 #include "quant/tensor_type.h"
 
@@ -47,7 +48,7 @@ struct Operands {
 };
 
 #ifdef LONGKV_WITH_ONEDNN
-Contestant onednn(const Shape& s, bool int8, int threads) {
+Contestant onednn(const Shape& s, ProductType product, int threads) {
   using dnnl::memory;
   using Type = memory::data_type;
   using Tag = memory::format_tag;
@@ -58,8 +59,10 @@ Contestant onednn(const Shape& s, bool int8, int threads) {
     dnnl::matmul product;
   };
   auto state = std::make_shared<State>();
-  const memory::desc src({s.tokens, s.cols}, int8 ? Type::u8 : Type::f32, Tag::ab);
-  const memory::desc any({s.cols, s.rows}, int8 ? Type::s8 : Type::f32, Tag::any);
+  const bool int8 = product == ProductType::kInt8;
+  const Type floats = product == ProductType::kBf16 ? Type::bf16 : Type::f32;
+  const memory::desc src({s.tokens, s.cols}, int8 ? Type::u8 : floats, Tag::ab);
+  const memory::desc any({s.cols, s.rows}, int8 ? Type::s8 : floats, Tag::any);
   const memory::desc dst({s.tokens, s.rows}, Type::f32, Tag::ab);
   omp_set_num_threads(threads);
   const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(src, any, dst), state->engine);
@@ -67,7 +70,7 @@ Contestant onednn(const Shape& s, bool int8, int threads) {
   state->weights = memory(description.weights_desc(), state->engine);
   state->dst = memory(dst, state->engine);
   state->product = dnnl::matmul(description);
-  return {int8 ? "oneDNN int8" : "oneDNN f32", [state, threads] {
+  return {int8 ? "oneDNN int8" : floats == Type::bf16 ? "oneDNN bf16" : "oneDNN f32", [state, threads] {
             omp_set_num_threads(threads);
             state->product.execute(
                 state->stream,
@@ -94,8 +97,9 @@ void bench(const Shape& s, int threads, double seconds, const std::string& filte
   o.rows.assign(o.x.data(), s.tokens, s.cols, s.cols, pool);
   std::vector<Contestant> all;
 #ifdef LONGKV_WITH_ONEDNN
-  all.push_back(onednn(s, true, threads));
-  all.push_back(onednn(s, false, threads));
+  all.push_back(onednn(s, ProductType::kInt8, threads));
+  all.push_back(onednn(s, ProductType::kF32, threads));
+  if (has_matmul_bf16()) all.push_back(onednn(s, ProductType::kBf16, threads));
 #endif
   for (TensorType type :
        {TensorType::kQ4_0, TensorType::kQ4_1, TensorType::kQ5_0, TensorType::kQ5_1, TensorType::kQ8_0,
@@ -116,8 +120,13 @@ void bench(const Shape& s, int threads, double seconds, const std::string& filte
     if (has_int8_form(type)) {
       all.push_back({info.name, [&o, &pool, w] { matmul_int8(w, o.rows, o.y.data(), w.rows, pool); }});
     } else {
-      all.push_back({std::string(info.name) + " (fp32)",
+      all.push_back({std::string(info.name) + " fp32",
                      [&o, &pool, w, n = s.tokens] { matmul_f32(w, o.x.data(), n, o.y.data(), w.rows, pool); }});
+    }
+    if (has_matmul_bf16()) {
+      all.push_back({std::string(info.name) + " bf16", [&o, &pool, w, n = s.tokens] {
+                       (void)matmul_bf16(w, o.x.data(), n, o.y.data(), w.rows, pool);
+                     }});
     }
   }
   const double start = now(threads);

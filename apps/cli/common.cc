@@ -258,7 +258,7 @@ Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
                     : o.prefill_type == "bf16" ? ProductType::kBf16
                                                : ProductType::kInt8;
   if (!Matmul::supports(opened.products)) {
-    LONGKV_TRY(notice("bf16 products need oneDNN and a CPU with AVX-512; prompts are multiplied in fp32"));
+    LONGKV_TRY(notice("bf16 products need a CPU with AMX, or with AVX-512 and oneDNN; prompts are multiplied in fp32"));
     opened.products = ProductType::kF32;
   }
   for (const std::string& note : opened.recipe.notes) LONGKV_TRY(notice(opened.recipe.name + ": " + note));
@@ -290,7 +290,7 @@ Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
   if (must_fit && !(opened.card && opened.card_kv)) LONGKV_TRY(check_plan(plan));
   // What the CPU decodes.
   const int layers_here = !opened.card || !opened.card_decodes ? -1 : opened.card->host_layers();
-  if (must_fit && layers_here != 0 && opened.products == ProductType::kInt8 && !o.no_repack) {
+  if (must_fit && layers_here != 0 && opened.products != ProductType::kF32 && !o.no_repack) {
     LONGKV_TRY(model->pack_weights(*opened.pool, layers_here));
     if (model->packed_bytes() > 0) log_verbose("{} MiB of weights packed for decode", model->packed_bytes() >> 20);
   }

@@ -42,7 +42,7 @@ Result<Engine> Engine::open(const EngineOptions& o) {
   impl->model = model;
   LONGKV_ASSIGN(impl->tokenizer, Tokenizer::from_metadata(impl->model->file().metadata()));
   impl->pool = std::make_unique<ThreadPool>(o.threads > 0 ? o.threads : default_threads());
-  if (s.products == ProductType::kInt8 && o.repack) LONGKV_TRY(model->pack_weights(*impl->pool));
+  if (s.products != ProductType::kF32 && o.repack) LONGKV_TRY(model->pack_weights(*impl->pool));
   s.context = o.context > 0 ? o.context : impl->model->config().context;
   s.chunk = o.chunk;
   LONGKV_ASSIGN(impl->session, Session::create(impl->model, s, *impl->pool));

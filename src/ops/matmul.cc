@@ -8,6 +8,14 @@
 
 namespace longkv {
 
+namespace {
+
+bool uses_int8(TensorType weight, ProductType product, bool few) {
+  return has_int8_form(weight) && (product == ProductType::kInt8 || (product == ProductType::kBf16 && few));
+}
+
+}  // namespace
+
 void MatmulInput::reset(const float* x, int64_t tokens, int64_t cols, bool apart) {
   apart_ = apart;
   x_ = x;
@@ -28,14 +36,14 @@ bool Matmul::supports(ProductType type) { return type != ProductType::kBf16 || h
 
 Matmul::Matmul(ThreadPool& pool, ProductType type) : pool_(pool), type_(type) {
   if (!supports(type)) {
-    (void)notice("bf16 products need oneDNN and a CPU with AVX-512; prompts are multiplied in fp32");
+    (void)notice("bf16 products need a CPU with AMX, or with AVX-512 and oneDNN; prompts are multiplied in fp32");
     type_ = ProductType::kF32;
   }
 }
 
 void Matmul::run(const Weight& w, MatmulInput& in, float* y, int64_t y_stride) {
   const int64_t tokens = in.tokens();
-  if (type_ == ProductType::kInt8 && has_int8_form(w.type)) {
+  if (uses_int8(w.type, type_, in.few())) {
     const QuantizedRows& x = in.quantized(pool_);
     return in.few() ? matvec_int8(w, x, y, y_stride, pool_) : matmul_int8(w, x, y, y_stride, pool_);
   }
@@ -49,18 +57,18 @@ void Matmul::run(const Weight& w, MatmulInput& in, float* y, int64_t y_stride) {
 }
 
 void Matmul::run(std::span<const MatmulOutput> outputs, MatmulInput& in) {
-  const bool one_job = type_ == ProductType::kInt8 && in.few() &&
-                       std::ranges::all_of(outputs, [](const MatmulOutput& o) { return has_int8_form(o.w->type); });
+  const bool one_job = in.few() && std::ranges::all_of(outputs, [&](const MatmulOutput& o) {
+                         return uses_int8(o.w->type, type_, true);
+                       });
   if (one_job) return matvec_int8(outputs, in.quantized(pool_), pool_);
   for (const MatmulOutput& o : outputs) run(*o.w, in, o.y, o.y_stride);
 }
 
 const char* Matmul::kernel_name(TensorType type, ProductType product, int64_t tokens) {
-  if (product == ProductType::kInt8 && has_int8_form(type)) {
-    return tokens <= kFewTokens ? "int8 matrix-vector" : "int8 tiles";
-  }
-  if (tokens <= kFewTokens) return "fp32 matrix-vector";
-  return product == ProductType::kBf16 && has_matmul_bf16() ? "bf16 oneDNN" : "fp32 tiles";
+  const bool few = tokens <= kFewTokens;
+  if (uses_int8(type, product, few)) return few ? "int8 matrix-vector" : "int8 tiles";
+  if (few) return "fp32 matrix-vector";
+  return product == ProductType::kBf16 && has_matmul_bf16() ? matmul_bf16_name() : "fp32 tiles";
 }
 
 }  // namespace longkv

@@ -6,6 +6,7 @@
 
 #include "base/cpu.h"
 #include "base/float16.h"
+#include "ops/packed_rows.h"
 #include "quant/tensor_type.h"
 
 #ifdef LONGKV_WITH_ONEDNN
@@ -53,11 +54,10 @@ void product(bf16_t* x, bf16_t* w, float* y, int64_t tokens, int64_t rows, int64
   stream.wait();
 }
 
-}  // namespace
+bool onednn_multiplies() { return active_isa() >= IsaLevel::kAvx512 && active_isa() < IsaLevel::kNeon; }
 
-bool has_matmul_bf16() { return active_isa() >= IsaLevel::kAvx512 && active_isa() < IsaLevel::kNeon; }
-
-bool matmul_bf16(const Weight& w, const float* x, int64_t tokens, float* y, int64_t y_stride, ThreadPool& pool) {
+// Every tile is a single-threaded oneDNN product inside a task of the pool.
+bool onednn_matmul(const Weight& w, const float* x, int64_t tokens, float* y, int64_t y_stride, ThreadPool& pool) {
   thread_local std::vector<bf16_t> rounded;
   rounded.resize(std::max(rounded.size(), size_t(tokens * w.cols)));
   bf16_t* x16 = rounded.data();
@@ -66,12 +66,18 @@ bool matmul_bf16(const Weight& w, const float* x, int64_t tokens, float* y, int6
   std::atomic<bool> failed{false};
   pool.run((w.rows + kTileRows - 1) / kTileRows, [&](int64_t task, int) {
     thread_local std::vector<float> row;
+    thread_local std::vector<uint8_t> unpacked;
     thread_local std::vector<bf16_t> tile;
     row.resize(std::max(row.size(), size_t(w.cols)));
     tile.resize(std::max(tile.size(), size_t(kTileRows * w.cols)));
     const int64_t first = task * kTileRows, rows = std::min(kTileRows, w.rows - first);
+    if (w.packed != nullptr) {
+      unpacked.resize(std::max(unpacked.size(), size_t(kTileRows * w.row_bytes)));
+      unpack_rows(w, first, rows, unpacked.data());
+    }
     for (int64_t r = 0; r < rows; ++r) {
-      dequantize(w.type, w.row(first + r), row.data(), w.cols);
+      dequantize(w.type, w.packed != nullptr ? unpacked.data() + r * w.row_bytes : w.row(first + r), row.data(),
+                 w.cols);
       round_row(row.data(), w.cols, tile.data() + r * w.cols);
     }
     const OneOpenMpThread one_thread;
@@ -84,11 +90,43 @@ bool matmul_bf16(const Weight& w, const float* x, int64_t tokens, float* y, int6
   return !failed.load();
 }
 
+}  // namespace
+
 #else
 
-bool has_matmul_bf16() { return false; }
-bool matmul_bf16(const Weight&, const float*, int64_t, float*, int64_t, ThreadPool&) { return false; }
+namespace {
+
+bool onednn_multiplies() { return false; }
+bool onednn_matmul(const Weight&, const float*, int64_t, float*, int64_t, ThreadPool&) { return false; }
+
+}  // namespace
 
 #endif
+
+namespace {
+
+bool amx_multiplies() {
+#if defined(__x86_64__)
+  return active_isa() == IsaLevel::kAmx;
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
+bool has_matmul_bf16() { return amx_multiplies() || onednn_multiplies(); }
+
+const char* matmul_bf16_name() { return amx_multiplies() ? "bf16 tiles" : "bf16 oneDNN"; }
+
+bool matmul_bf16(const Weight& w, const float* x, int64_t tokens, float* y, int64_t y_stride, ThreadPool& pool) {
+#if defined(__x86_64__)
+  if (amx_multiplies()) {
+    matmul_bf16_amx(w, x, tokens, y, y_stride, pool);
+    return true;
+  }
+#endif
+  return onednn_matmul(w, x, tokens, y, y_stride, pool);
+}
 
 }  // namespace longkv

@@ -1,4 +1,4 @@
-// Prompt products in bf16 through oneDNN.
+// Prompt products in bf16: on AMX tiles, or through oneDNN on AVX-512.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,20 @@
 
 namespace longkv {
 
-// Built with oneDNN, and the active instruction-set level is one that it multiplies bf16 on (AVX-512).
+// The active instruction-set level has AMX; or it has AVX-512 and the build oneDNN.
 bool has_matmul_bf16();
 
-// y[t][r] = sum_c bf16(w[r][c]) bf16(x[t][c]), summed in fp32. Rows are decoded tile by tile; every tile is a
-// single-threaded oneDNN product inside a task of `pool`. Returns false when oneDNN refuses the product, y is then
-// undefined. Call only if has_matmul_bf16().
+// Who multiplies at the active level.
+const char* matmul_bf16_name();
+
+// y[t][r] = sum_c bf16(w[r][c]) bf16(x[t][c]), summed in fp32; x: [tokens][w.cols]. Rows are decoded tile by tile. A
+// token's result depends on neither the number of tokens nor that of threads. Returns false when oneDNN refuses the
+// product, y is then undefined. Call only if has_matmul_bf16().
 bool matmul_bf16(const Weight& w, const float* x, int64_t tokens, float* y, int64_t y_stride, ThreadPool& pool);
+
+#if defined(__x86_64__)
+// Its form on AMX, for level kAmx.
+void matmul_bf16_amx(const Weight& w, const float* x, int64_t tokens, float* y, int64_t y_stride, ThreadPool& pool);
+#endif
 
 }  // namespace longkv

@@ -1,5 +1,6 @@
 // Int8 prompt kernel for AMX: 16 rows by 16 tokens. One tdpbsud multiplies a group of 32 (or 16) columns of 16 tokens
 // with the panel as ByteInterleave writes it; the 16 x 16 integer sums go through memory to AVX-512 for their scales.
+#include "ops/amx_tiles.h"
 #include "ops/matmul_x86-inl.h"
 
 namespace longkv {
@@ -8,14 +9,6 @@ namespace {
 
 constexpr int kTokens = 16;
 constexpr int kSumTiles = 4;  // groups in flight, tiles 0 to 3; tile 4 holds tokens, tile 5 the panel
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
 
 // Sums: tokens x 16 rows of 32 bits. Tokens: tokens x columns bytes. Panel: columns / 4 times 16 rows of 4 columns.
 void configure(int tokens, int columns) {
@@ -28,7 +21,7 @@ void configure(int tokens, int columns) {
   config.row_bytes[4] = uint16_t(columns);
   config.rows[5] = uint8_t(columns / 4);
   config.row_bytes[5] = 64;
-  _tile_loadconfig(&config);
+  load_tiles(config);
 }
 
 // sums[i] = products of columns [columns * (first + i), + columns) for i < 4.
@@ -36,6 +29,7 @@ void four_products(const Int8Tile& a, int64_t t0, int64_t first, int columns, in
   const int8_t* q = a.q + t0 * a.q_stride + first * columns;
   const uint8_t* levels = a.panel.levels + first * columns * kTileRows;
   const int64_t step = int64_t(columns) * kTileRows;
+  settle_memory();
   _tile_zero(0);
   _tile_loadd(4, q, a.q_stride);
   _tile_loadd(5, levels, 64);
@@ -59,6 +53,7 @@ void four_products(const Int8Tile& a, int64_t t0, int64_t first, int columns, in
 }
 
 void one_product(const Int8Tile& a, int64_t t0, int64_t index, int columns, int32_t (*sums)[kTileRows]) {
+  settle_memory();
   _tile_zero(0);
   _tile_loadd(4, a.q + t0 * a.q_stride + index * columns, a.q_stride);
   _tile_loadd(5, a.panel.levels + index * columns * kTileRows, 64);

@@ -24,7 +24,7 @@ struct Weight {
 enum class ProductType {
   kInt8,  // activations rounded to 8 bits per group of 32, integer dot products, fp32 accumulation over groups
   kF32,   // weights decoded to fp32
-  kBf16,  // prompt products in bf16 through oneDNN; decode as kF32
+  kBf16,  // prompt products in bf16, on AMX tiles or through oneDNN; decode as kInt8
 };
 
 }  // namespace longkv
