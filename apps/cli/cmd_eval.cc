@@ -92,7 +92,7 @@ Result<EvalRunInfo> describe_run(const EvalCommand& o, const Opened& opened, con
   info["model"] = model_label(*opened.model);
   info["rope"] = fmt::format("{} {} {}", o.model.rope_scaling.empty() ? "file" : o.model.rope_scaling,
                              o.model.rope_scale.value_or(0), o.model.rope_base.value_or(0));
-  info["products"] = o.model.prefill_type;
+  info["products"] = product_name(opened.products);
   info["form"] = prompt_form_name(options.form);
   info["chat"] = maker.chat() == nullptr ? "raw" : maker.chat()->description();
   info["question"] = o.question;

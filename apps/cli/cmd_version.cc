@@ -33,8 +33,8 @@ Status run_version(const VersionOptions& options) {
   j["isa_selected"] = isa_name(active_isa());
   for (TensorType type : {TensorType::kQ4_0, TensorType::kQ8_0, TensorType::kF16}) {
     const char* name = tensor_type_info(type)->name;
-    j["kernels"][name]["decode"] = Matmul::kernel_name(type, ProductType::kInt8, 1);
-    j["kernels"][name]["prompt"] = Matmul::kernel_name(type, ProductType::kInt8, 512);
+    j["kernels"][name]["decode"] = Matmul::kernel_name(type, default_products(), 1);
+    j["kernels"][name]["prompt"] = Matmul::kernel_name(type, default_products(), 512);
   }
   if (options.measure) {
     ThreadPool pool(default_threads());

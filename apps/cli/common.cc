@@ -64,8 +64,11 @@ void add_model_options(CLI::App& command, ModelOptions& o, bool with_recipe) {
       ->check(CLI::Range(int64_t(1), int64_t(1) << 20))
       ->default_str(std::to_string(kDefaultChunk))
       ->group(kMore);
-  command.add_option("--prefill-type", o.prefill_type, "Products: int8, f32 or bf16 (decode follows: int8 or f32)")
-      ->check(CLI::IsMember({"int8", "f32", "bf16"}))
+  command
+      .add_option(
+          "--prefill-type", o.prefill_type,
+          "Products of prompts: int8, f32, bf16 or auto, bf16 on AMX and else int8 (decode follows: int8 or f32)")
+      ->check(CLI::IsMember({"auto", "int8", "f32", "bf16"}))
       ->capture_default_str()
       ->group(kMore);
   command
@@ -256,7 +259,8 @@ Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
   if (!o.flash_attn.empty()) LONGKV_TRY(notice("--flash-attn is ignored: longkv has one attention path"));
   opened.products = o.prefill_type == "f32"    ? ProductType::kF32
                     : o.prefill_type == "bf16" ? ProductType::kBf16
-                                               : ProductType::kInt8;
+                    : o.prefill_type == "int8" ? ProductType::kInt8
+                                               : default_products();
   if (!Matmul::supports(opened.products)) {
     LONGKV_TRY(notice("bf16 products need a CPU with AMX, or with AVX-512 and oneDNN; prompts are multiplied in fp32"));
     opened.products = ProductType::kF32;

@@ -26,7 +26,7 @@ struct ModelOptions {
   std::optional<std::string> kv;  // absent: full
   std::string kv_config;          // KTransformers config.yaml
   std::string type_k, type_v;     // override the recipe's store
-  std::string prefill_type = "int8";
+  std::string prefill_type = "auto";
   std::string prefill_order = "layer";
   std::string flash_attn, batch;  // accepted for llama.cpp's users; they have no counterpart
   std::string rope_scaling;

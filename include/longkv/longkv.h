@@ -17,13 +17,14 @@
 namespace longkv {
 
 struct EngineOptions {
-  std::string model_path;         // GGUF file, first shard of a split model
-  std::string kv = "full";        // KV recipe, e.g. "quest:budget=2048" (docs/recipes.md)
-  int threads = 0;                // 0: physical cores of one NUMA node
-  int64_t context = 0;            // tokens the sequence may reach; 0: what the model was trained for
-  int64_t chunk = 512;            // prompt tokens that pass a layer together
-  std::string products = "int8";  // "int8", "f32" or "bf16": how weights meet activations
-  bool repack = true;             // keep weights in the form that decodes fastest: same bits, a slower start
+  std::string model_path;   // GGUF file, first shard of a split model
+  std::string kv = "full";  // KV recipe, e.g. "quest:budget=2048" (docs/recipes.md)
+  int threads = 0;          // 0: physical cores of one NUMA node
+  int64_t context = 0;      // tokens the sequence may reach; 0: what the model was trained for
+  int64_t chunk = 512;      // prompt tokens that pass a layer together
+  std::string products =
+      "auto";          // "int8", "f32", "bf16" or "auto" (bf16 on AMX, else int8): how weights meet activations
+  bool repack = true;  // keep weights in the form that decodes fastest: same bits, a slower start
 };
 
 // llama.cpp's names and defaults; temperature 0 is greedy.

@@ -30,12 +30,14 @@ Result<Engine> Engine::open(const EngineOptions& o) {
     return fail(Code::kInvalidArgument, "{} threads; 0 to 4096 are possible", o.threads);
   SessionOptions s;
   LONGKV_ASSIGN(s.recipe, parse_recipe(o.kv));
-  if (o.products == "f32") {
+  if (o.products == "auto") {
+    s.products = default_products();
+  } else if (o.products == "f32") {
     s.products = ProductType::kF32;
   } else if (o.products == "bf16") {
     s.products = ProductType::kBf16;
   } else if (o.products != "int8") {
-    return fail(Code::kInvalidArgument, "products '{}' are not known; known are int8, f32, bf16", o.products);
+    return fail(Code::kInvalidArgument, "products '{}' are not known; known are auto, int8, f32, bf16", o.products);
   }
   auto impl = std::make_unique<Impl>();
   LONGKV_ASSIGN(const std::shared_ptr<LoadedModel> model, LoadedModel::load(o.model_path));

@@ -148,9 +148,7 @@ std::string session_fingerprint(const Session& session) {
                             shape.group_size, shape.dim_k, shape.dim_v, windows.hex()));
   line("kv", recipe.canonical());
   line("kv-files", hash_files(recipe));
-  line("products", session.options().products == ProductType::kInt8   ? "int8"
-                   : session.options().products == ProductType::kBf16 ? "bf16"
-                                                                      : "f32");
+  line("products", product_name(session.options().products));
   return text;
 }
 

@@ -11,6 +11,7 @@
 #include "engine/likelihood.h"
 #include "model/identity.h"
 #include "ops/matmul.h"
+#include "ops/matmul_bf16.h"
 #include "prefill/sparse.h"
 #include "tokenizer/tokenizer.h"
 
@@ -414,9 +415,10 @@ Status Session::truncate(int64_t n) {
   return {};
 }
 
-// Whether a token's products are the same bits in a piece of any length above kFewTokens: int8 sums are, sums in
-// floating point may be added in another order.
+// Whether a token's products are the same bits in a piece of any length above kFewTokens: int8 sums are, and bf16 ones
+// on AMX; other sums in floating point may be added in another order.
 bool Session::free_pieces() const {
+  if (options_.products == ProductType::kBf16) return bf16_by_token();
   if (options_.products != ProductType::kInt8) return false;
   const auto& tensors = model().file().tensors();
   return std::none_of(tensors.begin(), tensors.end(), [](const TensorInfo& t) {

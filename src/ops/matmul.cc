@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/cpu.h"
 #include "base/log.h"
 #include "ops/matmul_bf16.h"
 #include "ops/matmul_f32.h"
@@ -30,6 +31,12 @@ const QuantizedRows& MatmulInput::quantized(ThreadPool& pool) {
     rounded_ = true;
   }
   return rows_;
+}
+
+ProductType default_products() { return active_isa() == IsaLevel::kAmx ? ProductType::kBf16 : ProductType::kInt8; }
+
+const char* product_name(ProductType type) {
+  return type == ProductType::kInt8 ? "int8" : type == ProductType::kBf16 ? "bf16" : "f32";
 }
 
 bool Matmul::supports(ProductType type) { return type != ProductType::kBf16 || has_matmul_bf16(); }

@@ -42,6 +42,12 @@ struct MatmulOutput {
   int64_t y_stride;
 };
 
+// What prompts are multiplied in where nobody asks: bf16 on AMX, which is both faster there and closer to fp32, else
+// int8. By the instruction-set level alone, so that runs repeat.
+ProductType default_products();
+// "int8", "f32", "bf16".
+const char* product_name(ProductType type);
+
 class Matmul {
  public:
   // Where `type` is not supported, a notice is printed and fp32 takes its place (see type()).

@@ -117,6 +117,8 @@ bool amx_multiplies() {
 
 bool has_matmul_bf16() { return amx_multiplies() || onednn_multiplies(); }
 
+bool bf16_by_token() { return amx_multiplies(); }
+
 const char* matmul_bf16_name() { return amx_multiplies() ? "bf16 tiles" : "bf16 oneDNN"; }
 
 bool matmul_bf16(const Weight& w, const float* x, int64_t tokens, float* y, int64_t y_stride, ThreadPool& pool) {

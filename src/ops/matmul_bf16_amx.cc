@@ -163,7 +163,13 @@ void decode_tiles(const Weight& w, int64_t row, int64_t col, int64_t columns, Sc
   for (int64_t r = 0; r < kTile; ++r) {
     float* to = s.decoded[r];
     const int64_t n = r < valid ? columns : 0;
-    if (n > 0) dequantize(w.type, w.row(row + r) + col / info.block_values * info.block_bytes, to, n);
+    if (w.type == TensorType::kF16 && n % 16 == 0) {
+      for (int64_t c = 0; c < n; c += 16) {
+        const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w.row(row + r) + 2 * (col + c)));
+        _mm512_store_ps(to + c, _mm512_cvtph_ps(halves));
+      }
+    } else if (n > 0)
+      dequantize(w.type, w.row(row + r) + col / info.block_values * info.block_bytes, to, n);
     std::fill(to + n, to + padded, 0.0f);
   }
   tiles_of_floats(s.decoded, padded, out);
