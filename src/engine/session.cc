@@ -111,6 +111,19 @@ Result<std::unique_ptr<KvSession>> create_kv(const LoadedModel& model, const Rec
                                            options.window_slack, options.kv_disk});
 }
 
+// After a prompt or a token that failed: `start` tokens again, as before it, or none where sliding windows and eviction
+// have let go of rows that these need.
+template <class Cut>
+Status take_back(const Status& failed, int64_t start, const Cut& cut, std::vector<int32_t>& ids,
+                 Session::Origin& origin) {
+  origin.resumed = origin.one_prompt = false;
+  if (cut(start).ok()) return failed;
+  ids.clear();
+  origin = {};
+  LONGKV_TRY(cut(0));
+  return Status(failed.code(), failed.message() + "; the sequence held before cannot be restored and is empty now");
+}
+
 }  // namespace
 
 Session::Session(std::shared_ptr<const LoadedModel> model, const SessionOptions& options, std::unique_ptr<KvSession> kv,
@@ -255,17 +268,12 @@ Status Session::prefill(std::span<const int32_t> ids, const PrefillProgress& pro
   for (int64_t begin = 0, count = 0; begin < n; begin += count) {
     count = std::min(span - (start + begin) % span, n - begin);
     last = count - 1;
-    Status s = prefill_span(ids.subspan(size_t(begin), size_t(count)), start + n, begin + count == n, begin, n,
-                            progress, cancel, sink, sink_from);
+    const Status s = prefill_span(ids.subspan(size_t(begin), size_t(count)), start + n, begin + count == n, begin, n,
+                                  progress, cancel, sink, sink_from);
     if (!s.ok()) {
       scorer_.reset();
-      origin_.resumed = origin_.one_prompt = false;
-      if (kv_->truncate(TokenCount{start}).ok()) return s;
-      ids_.clear();
-      origin_ = {};
-      // Sliding windows and eviction have let go of rows that the shorter sequence would need.
-      LONGKV_TRY(kv_->truncate(TokenCount{0}));
-      return Status(s.code(), s.message() + "; the sequence held before cannot be restored and is empty now");
+      return take_back(
+          s, start, [&](int64_t held) { return kv_->truncate(TokenCount{held}); }, ids_, origin_);
     }
   }
   scorer_.reset();
@@ -354,10 +362,15 @@ Status Session::decode(int32_t id) {
     return fail(Code::kInvalidArgument, "the context of {} tokens is full", options_.context);
   }
   const ModelConfig& c = model().config();
+  // Some layers hold the token already.
+  const auto undo = [&](const Status& failed) {
+    const auto cut = [&](int64_t n) { return kv_on_card() ? device_->truncate(n) : kv_->truncate(TokenCount{n}); };
+    return take_back(failed, position, cut, ids_, origin_);
+  };
   if (device_ && options_.card_decodes) {
     if (id < 0 || id >= c.vocab)
       return fail(Code::kInvalidArgument, "token id {} is outside the vocabulary of {}", id, c.vocab);
-    LONGKV_TRY(device_->decode(id, logits_));
+    if (const Status decoded = device_->decode(id, logits_); !decoded.ok()) return undo(decoded);
     ids_.resize(size_t(position));
     ids_.push_back(id);
     return check_logits();
@@ -371,7 +384,9 @@ Status Session::decode(int32_t id) {
     LONGKV_TRY(probed);
     full_logits_ = logits_;
   }
-  LONGKV_TRY(decode_layers(id, position));
+  if (Status decoded = decode_layers(id, position); !decoded.ok()) {
+    return kv_->cache().tokens(0).v > position ? undo(decoded) : decoded;
+  }
   note_decoded(position, id);
   if (last_checked_) {
     kl_sum_ += kl_divergence(full_logits_.data(), logits_.data(), c.vocab);
@@ -391,12 +406,7 @@ Status Session::decode_layers(int32_t id, int64_t position) {
   if (hidden_.size() < size_t(c.dim)) hidden_.resize(size_t(c.dim));
   LONGKV_TRY(graph_.embed(&id, 1, hidden_.data()));
   LONGKV_TRY(note_classes({&id, 1}));
-  for (int layer = 0; layer < c.layers; ++layer) {
-    Status done = graph_.decode_layer(layer, *kv_, hidden_.data(), position);
-    if (done.ok()) continue;
-    (void)kv_->truncate(TokenCount{position});  // layers before this one hold the token already
-    return done;
-  }
+  for (int layer = 0; layer < c.layers; ++layer) LONGKV_TRY(graph_.decode_layer(layer, *kv_, hidden_.data(), position));
   graph_.logits(hidden_.data(), 1, logits_.data());
   return {};
 }

@@ -399,6 +399,7 @@ std::vector<AttendUnit>& KvSession::full_attention(int layer, const float* q, fl
 Status KvSession::decode_probe(int layer, const float* q, const float* k, const float* v, float* out) {
   Impl& impl = *impl_;
   LONGKV_TRY(cache_.append(layer, k, v, 1, impl.pool));
+  impl.probed = true;
   load_views(layer);
   attend(full_attention(layer, q, out, impl.check_lse.data(), false), impl.params, impl.attend_scratch, impl.pool);
   return {};
@@ -406,6 +407,7 @@ Status KvSession::decode_probe(int layer, const float* q, const float* k, const 
 
 Status KvSession::end_probe() {
   probing_ = false;
+  if (!std::exchange(impl_->probed, false)) return {};  // it failed before any layer had its row
   // The selector never saw the row, so only the cache forgets it.
   return cache_.truncate(TokenCount{cache_.tokens(0).v - 1});
 }

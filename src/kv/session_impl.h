@@ -44,6 +44,7 @@ struct KvSession::Impl {
   KeepNeeds keep_needs;
   std::unique_ptr<KeepCollector> collector;
   std::vector<KeepScore> scores;  // [layers], of the next chunk; empty: none
+  bool probed = false;            // the first layer holds the row of a probe
   KvRotate rotate;
   std::unique_ptr<ThinkObserver> think;  // nullptr: the recipe does not choose channels per prompt
   struct Rotation {

@@ -1,9 +1,5 @@
 // KV caches on a disk: the same bits as in memory, and what happens when the disk is full.
 #include <gtest/gtest.h>
-#include <sched.h>
-#include <sys/mount.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -14,6 +10,7 @@
 #include "base/virtual_array.h"
 #include "kv/session.h"
 #include "support/attention_ref.h"
+#include "support/small_disk.h"
 
 namespace longkv {
 namespace {
@@ -146,41 +143,28 @@ TEST(KvDisk, RecipesThatEncodeOldRowsAreRefused) {
             Code::kUnsupported);
 }
 
-// In a process of its own, with a file system of its own of one MiB. Returns to the parent: 0 as expected, 77 where
-// such a file system cannot be had, else the number of what went wrong.
+// Returns 0 as expected, else the number of what went wrong.
 int fill_a_small_disk(const std::string& folder) {
-  if (::mount("tmpfs", folder.c_str(), "tmpfs", 0, "size=1m") != 0) {
-    if (::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return 77;
-    if (::mount("tmpfs", folder.c_str(), "tmpfs", 0, "size=1m") != 0) return 77;
-  }
   int wrong = 0;
-  {
-    ThreadPool pool(1);
-    const auto disk = DiskSpace::create(folder).value();
-    const auto small = session("full", disk, pool, 100000), large = session("full", nullptr, pool, 100000);
-    std::vector<float> have, want;
-    if (!prompt(*small, 300, 1, have).ok() || !prompt(*large, 300, 1, want).ok() || have != want) wrong = 1;
-    const Status full = prompt(*small, 5000, 4, have);
-    if (full.ok() || full.code() != Code::kIo || full.message().find("is full") == std::string::npos) wrong = 2;
-    // What was held before holds, and the conversation goes on.
-    if (!small->truncate(TokenCount{300}).ok() || small->tokens().v != 300) wrong = 3;
-    for (uint32_t i = 0; i < 20; ++i) {
-      if (!token(*small, 20 + i, have).ok() || !token(*large, 20 + i, want).ok() || have != want) wrong = 4;
-    }
+  ThreadPool pool(1);
+  const auto disk = DiskSpace::create(folder).value();
+  const auto small = session("full", disk, pool, 100000), large = session("full", nullptr, pool, 100000);
+  std::vector<float> have, want;
+  if (!prompt(*small, 300, 1, have).ok() || !prompt(*large, 300, 1, want).ok() || have != want) wrong = 1;
+  const Status full = prompt(*small, 5000, 4, have);
+  if (full.ok() || full.code() != Code::kIo || full.message().find("is full") == std::string::npos) wrong = 2;
+  // What was held before holds, and the conversation goes on.
+  if (!small->truncate(TokenCount{300}).ok() || small->tokens().v != 300) wrong = 3;
+  for (uint32_t i = 0; i < 20; ++i) {
+    if (!token(*small, 20 + i, have).ok() || !token(*large, 20 + i, want).ok() || have != want) wrong = 4;
   }
-  (void)::umount(folder.c_str());
   return wrong;
 }
 
 TEST(KvDisk, FullDisksAreAnError) {
-  const Folder folder;
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(fill_a_small_disk(folder.path));
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  ASSERT_TRUE(WIFEXITED(status)) << "ended by signal " << WTERMSIG(status);
-  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "no file system of its own can be mounted here";
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+  const int result = test::on_a_small_disk("1m", fill_a_small_disk);
+  if (result == test::kNoSmallDisk) GTEST_SKIP() << "no file system of its own can be mounted here";
+  EXPECT_EQ(result, 0);
 }
 
 }  // namespace

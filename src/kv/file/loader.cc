@@ -113,6 +113,8 @@ bool KvFileLoader::place(const std::string& name, const KvFile& file, uint64_t f
     }
     at += span.end - span.begin;
   }
+  // Rows that a sliding window has let go of need no room on a disk.
+  if (array.in_file() && !spans.empty()) array.release(0, spans.front().begin);
   const bool whole = &file == file_.get() && content.empty();
   if (verify_ && whole) checks_.push_back(std::move(check));
   return true;
