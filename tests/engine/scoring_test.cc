@@ -69,6 +69,19 @@ TEST(Scoring, EveryFamilyReadsPromptsAndTurns) {
   }
 }
 
+// Nothing is held yet when the first chunk of a long prompt is scored, whatever is asked of the rows.
+TEST(Scoring, TheFirstChunkFindsNoRows) {
+  ThreadPool pool(2);
+  const auto model = LoadedModel::load(test::tiny_model("llama")).value();
+  const auto ids = random_ids(200, model->config().vocab, 7);
+  for (const char* kv : {"kvslimmer:budget=80,sink=4,window=8,norms=release,running=true,reread=true,link_score=cost",
+                         "kvslimmer:budget=80,sink=4,window=8,norms=release,running=true,reread=true,bias=fit"}) {
+    auto session = open(model, kv, pool);
+    ASSERT_TRUE(session->prefill(ids).ok()) << kv;
+    EXPECT_EQ(session->kv().cache().rows(0).v, 88) << kv;
+  }
+}
+
 // A prompt that the budget holds is read as by full attention, and nothing is scored for it.
 TEST(Scoring, ShortPromptsAreFull) {
   ThreadPool pool(2);

@@ -340,6 +340,7 @@ TEST(Asymkv, WhatCannotWorkSaysWhy) {
   refused("asymkv:budget=60", "leaves no row", plain);
   refused("asymkv:budget=100,clip=5,bias=entropy", "clip=5", plain);
   refused("kvslimmer:budget=100,running=true", "norms=release", plain);
+  refused("kvslimmer:budget=100,running=true,key_weight=norm", "key_weight=slimmer", plain);
   refused("kvslimmer:budget=100,bias=fit,rope=before", "rope=after", plain);
   refused("normmass:budget=100,norms=release", "key_weight=slimmer", plain);
   // And what needs no gradient of capped scores is not refused.

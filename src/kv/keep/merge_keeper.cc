@@ -210,6 +210,7 @@ void MergeKeeper::weigh_as_released(const KeepInput& input, int h, MergeRows& ro
 
 void MergeKeeper::take_sample(const KeepInput& input, int h, MergeRows& rows) const {
   const KvHeadView& head = input.heads[size_t(h)];
+  if (head.rows == 0) return;  // before the first chunk of a prompt that is read twice
   const KeepQueries& queries = queries_of(input, spec_.reread);
   const int64_t dv = head.dim_v, heads = int64_t(input.heads.size()) * input.group_size;
   const auto n_rows = size_t(head.rows);

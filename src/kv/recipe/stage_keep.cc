@@ -168,10 +168,10 @@ Status check_merging(const KeepSpec& keep) {
                 "norms=query, or key_weight=slimmer",
                 name);
   }
-  if (keep.running && slimmer && keep.norms != KeepNorms::kRelease) {
+  if (keep.running && keep.kind == KeepKind::kKvslimmer && (!slimmer || keep.norms != KeepNorms::kRelease)) {
     return fail(Code::kInvalidArgument,
-                "keep={}: running=true is a mean of the weights that norms=release gives rows; nearest legal: "
-                "running=false, or norms=release",
+                "keep={}: running=true is a mean of the weights that key_weight=slimmer with norms=release gives rows; "
+                "nearest legal: running=false, or these two",
                 name);
   }
   if (keep.clip > 0 && keep.merge_bias != KeepBias::kCount) {
