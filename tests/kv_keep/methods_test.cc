@@ -63,23 +63,50 @@ TEST(KeepMethods, Knorm) {
   }
 }
 
+std::vector<double> keydiff_scores(const KvShape& s, const Tokens& t, const Positions& held, int h) {
+  std::vector<double> anchor(size_t(s.dim_k), 0.0), score;
+  for (const int64_t p : held) {
+    for (int c = 0; c < s.dim_k; ++c) anchor[size_t(c)] += t.k_at(s, p)[h * s.dim_k + c] / key_norm(s, t, p, h);
+  }
+  double length = 0;
+  for (const double a : anchor) length += a * a;
+  for (const int64_t p : held) {
+    double sum = 0;
+    for (int c = 0; c < s.dim_k; ++c) sum += t.k_at(s, p)[h * s.dim_k + c] * anchor[size_t(c)];
+    score.push_back(-sum / key_norm(s, t, p, h) / std::sqrt(length));
+  }
+  return score;
+}
+
 TEST(KeepMethods, Keydiff) {
   const KvShape s = shape_with(1);
   const Tokens t(s, 150, 21);
   expect_choices(s, t, "keep=keydiff(keep_ratio=0.25)", 0, [&](int, int h, const Positions& held, int64_t n, int64_t) {
-    std::vector<double> anchor(size_t(s.dim_k), 0.0), score;
-    for (const int64_t p : held) {
-      for (int c = 0; c < s.dim_k; ++c) anchor[size_t(c)] += t.k_at(s, p)[h * s.dim_k + c] / key_norm(s, t, p, h);
-    }
-    double length = 0;
-    for (const double a : anchor) length += a * a;
-    for (const int64_t p : held) {
-      double sum = 0;
-      for (int c = 0; c < s.dim_k; ++c) sum += t.k_at(s, p)[h * s.dim_k + c] * anchor[size_t(c)];
-      score.push_back(-sum / key_norm(s, t, p, h) / std::sqrt(length));
-    }
-    return best_of(held, score, {}, int64_t(double(n) * 0.25));
+    return best_of(held, keydiff_scores(s, t, held, h), {}, int64_t(double(n) * 0.25));
   });
+}
+
+// With a block: what is left meets the next tokens, and as many as the budget stay, until all have come.
+TEST(KeepMethods, KeydiffByBlocks) {
+  const KvShape s = shape_with(1);
+  const Tokens t(s, 150, 23);
+  constexpr int64_t kBudget = 31, kSink = 3, kWindow = 5;
+  for (const int64_t block : {1, 7, 29, 30, 58, 59, 60, 200}) {
+    const std::string keep =
+        fmt::format("keep=keydiff(budget={},sink={},window={},block={})", kBudget, kSink, kWindow, block);
+    expect_choices(s, t, keep, 0, [&](int, int h, const Positions& held, int64_t, int64_t) {
+      const std::set<int64_t> forced = ends(held, kSink, kWindow);
+      Positions left;
+      for (size_t next = 0; next < held.size();) {
+        const size_t wanted = left.empty() ? size_t(kBudget + block) : size_t(block);
+        const size_t end = std::min(held.size(), next + wanted);
+        left.insert(left.end(), held.begin() + int64_t(next), held.begin() + int64_t(end));
+        next = end;
+        left = best_of(left, keydiff_scores(s, t, left, h), forced, kBudget);
+      }
+      return left;
+    });
+  }
 }
 
 TEST(KeepMethods, RandomKeepsItsBudgetAndItsSeed) {

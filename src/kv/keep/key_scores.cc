@@ -14,15 +14,20 @@ namespace {
 
 constexpr int64_t kRowsAtOnce = 256;
 
-// Calls fn(row, key) for every row of a head, decoded.
+// Calls fn(row, key) for rows [first, last) of a head, decoded.
 template <class Fn>
-void each_key(const KvHeadView& head, const Fn& fn) {
+void each_key(const KvHeadView& head, int64_t first, int64_t last, const Fn& fn) {
   std::vector<float> keys(size_t(kRowsAtOnce * head.dim_k));
-  for (int64_t begin = 0; begin < head.rows; begin += kRowsAtOnce) {
-    const int64_t end = std::min(head.rows, begin + kRowsAtOnce);
+  for (int64_t begin = first; begin < last; begin += kRowsAtOnce) {
+    const int64_t end = std::min(last, begin + kRowsAtOnce);
     decode_k_rows(head, begin, end, keys.data());
     for (int64_t r = begin; r < end; ++r) fn(r, keys.data() + (r - begin) * head.dim_k);
   }
+}
+
+template <class Fn>
+void each_key(const KvHeadView& head, const Fn& fn) {
+  each_key(head, 0, head.rows, fn);
 }
 
 double norm_of(const float* key, int64_t dim) {
@@ -54,49 +59,79 @@ class KeydiffKeeper : public ScoreKeeper {
     const int64_t budget = layer_budget(input.layer, input.layers, input.tokens);
     input.pool->run(int64_t(input.heads.size()), [&](int64_t h, int) {
       const KvHeadView& head = input.heads[size_t(h)];
-      std::vector<float> unit(size_t(head.rows * head.dim_k));
-      each_key(head, [&](int64_t r, const float* key) {
-        const double norm = std::max(norm_of(key, head.dim_k), kSmallest);
-        for (int64_t c = 0; c < head.dim_k; ++c) unit[size_t(r * head.dim_k + c)] = float(key[c] / norm);
-      });
-      std::vector<float>& own = scores[size_t(h)];
-      const int64_t block = spec_.block > 0 ? spec_.block : head.rows;
-      const std::vector<char> forced = forced_rows(spec_, head);
-      std::vector<int64_t> left = all_rows(std::min(head.rows, spec_.block > 0 ? budget : 0));
-      std::fill(own.begin(), own.end(), -2.0f);  // below every cosine: rows that an earlier block dropped
-      for (int64_t begin = int64_t(left.size()); begin < head.rows; begin += block) {
-        for (int64_t r = begin; r < std::min(head.rows, begin + block); ++r) left.push_back(r);
-        std::vector<float> now = cosines(unit, left, head.dim_k);
-        const bool last = begin + block >= head.rows;
-        for (size_t i = 0; i < left.size(); ++i) {
-          if (last) own[size_t(left[i])] = now[i];
-          if (forced[size_t(left[i])] != 0) now[i] = std::numeric_limits<float>::infinity();
-        }
-        if (last) break;
-        std::vector<int64_t> kept;
-        for (const int64_t i : best_rows(now, nullptr, budget)) kept.push_back(left[size_t(i)]);
-        left = std::move(kept);
-      }
+      spec_.block > 0 ? by_blocks(head, budget, scores[size_t(h)]) : at_once(head, scores[size_t(h)]);
     });
   }
 
  private:
   static constexpr double kSmallest = 1e-12;
 
-  // -cos of each of the rows and the mean of them all.
-  static std::vector<float> cosines(const std::vector<float>& unit, const std::vector<int64_t>& rows, int64_t dim) {
-    std::vector<double> anchor(size_t(dim), 0.0);
-    for (const int64_t r : rows) {
-      for (int64_t c = 0; c < dim; ++c) anchor[size_t(c)] += unit[size_t(r * dim + c)];
-    }
-    double length = 0;
-    for (const double a : anchor) length += a * a;
-    length = std::max(std::sqrt(length), kSmallest);
-    std::vector<float> out;
-    for (const int64_t r : rows) {
+  // Keys are decoded twice rather than held: a head may have a million of them.
+  static void at_once(const KvHeadView& head, std::vector<float>& own) {
+    std::vector<double> anchor(size_t(head.dim_k), 0.0);
+    each_key(head, [&](int64_t, const float* key) {
+      const double norm = std::max(norm_of(key, head.dim_k), kSmallest);
+      for (int64_t c = 0; c < head.dim_k; ++c) anchor[size_t(c)] += key[c] / norm;
+    });
+    const double length = length_of(anchor);
+    each_key(head, [&](int64_t r, const float* key) {
       double dot = 0;
-      for (int64_t c = 0; c < dim; ++c) dot += unit[size_t(r * dim + c)] * anchor[size_t(c)];
-      out.push_back(float(-dot / length));
+      for (int64_t c = 0; c < head.dim_k; ++c) dot += key[c] * anchor[size_t(c)];
+      own[size_t(r)] = float(-dot / (std::max(norm_of(key, head.dim_k), kSmallest) * length));
+    });
+  }
+
+  // Holds the unit keys of what is left and of one block.
+  void by_blocks(const KvHeadView& head, int64_t budget, std::vector<float>& own) const {
+    const int64_t dim = head.dim_k;
+    const std::vector<char> forced = forced_rows(spec_, head);
+    std::fill(own.begin(), own.end(), -2.0f);  // below every cosine: rows that an earlier block dropped
+    std::vector<int64_t> left;
+    std::vector<float> unit;  // [left][dim]
+    int64_t begin = 0, end = std::min(head.rows, budget + spec_.block);
+    while (true) {
+      each_key(head, begin, end, [&](int64_t r, const float* key) {
+        const double norm = std::max(norm_of(key, dim), kSmallest);
+        left.push_back(r);
+        for (int64_t c = 0; c < dim; ++c) unit.push_back(float(key[c] / norm));
+      });
+      std::vector<float> now = cosines(unit, dim);
+      if (end == head.rows) {
+        for (size_t i = 0; i < left.size(); ++i) own[size_t(left[i])] = now[i];
+        return;
+      }
+      for (size_t i = 0; i < left.size(); ++i) {
+        if (forced[size_t(left[i])] != 0) now[i] = std::numeric_limits<float>::infinity();
+      }
+      size_t kept = 0;
+      for (const int64_t i : best_rows(now, nullptr, budget)) {  // ascending, so rows move down
+        left[kept] = left[size_t(i)];
+        std::copy_n(unit.begin() + i * dim, dim, unit.begin() + int64_t(kept) * dim);
+        ++kept;
+      }
+      left.resize(kept);
+      unit.resize(kept * size_t(dim));
+      begin = end;
+      end = std::min(head.rows, end + spec_.block);
+    }
+  }
+
+  static double length_of(const std::vector<double>& x) {
+    double square = 0;
+    for (const double v : x) square += v * v;
+    return std::max(std::sqrt(square), kSmallest);
+  }
+
+  // -cos of each of the rows and the mean of them all.
+  static std::vector<float> cosines(const std::vector<float>& unit, int64_t dim) {
+    std::vector<double> anchor(size_t(dim), 0.0);
+    for (size_t i = 0; i < unit.size(); ++i) anchor[i % size_t(dim)] += unit[i];
+    const double length = length_of(anchor);
+    std::vector<float> out(unit.size() / size_t(dim));
+    for (size_t r = 0; r < out.size(); ++r) {
+      double dot = 0;
+      for (size_t c = 0; c < size_t(dim); ++c) dot += unit[r * size_t(dim) + c] * anchor[c];
+      out[r] = float(-dot / length);
     }
     return out;
   }
