@@ -219,6 +219,10 @@ Status choose_disk(const ModelOptions& o, Opened& opened) {
   const char* temporary = std::getenv("TMPDIR");
   opened.kv_dir = !o.kv_dir.empty() ? o.kv_dir : temporary != nullptr && *temporary != 0 ? temporary : "/var/tmp";
   LONGKV_TRY(DiskSpace::create(opened.kv_dir).status());  // before any work
+  if (DiskSpace::in_memory(opened.kv_dir)) {
+    LONGKV_TRY(notice(fmt::format(
+        "'{}' lies in memory, so a KV cache there spares none; name a folder on a disk with --kv-dir", opened.kv_dir)));
+  }
   opened.disk_bytes = std::max<int64_t>(1, DiskSpace::free_bytes(opened.kv_dir));
   return {};
 }

@@ -1,7 +1,9 @@
 #include "base/disk_space.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -82,6 +84,11 @@ int64_t DiskSpace::free_bytes(const std::string& folder) {
   struct statvfs s {};
   if (::statvfs(folder.c_str(), &s) != 0) return -1;
   return int64_t(s.f_bavail) * int64_t(s.f_frsize);
+}
+
+bool DiskSpace::in_memory(const std::string& folder) {
+  struct statfs s {};
+  return ::statfs(folder.c_str(), &s) == 0 && (s.f_type == TMPFS_MAGIC || s.f_type == RAMFS_MAGIC);
 }
 
 }  // namespace longkv

@@ -30,6 +30,8 @@ class DiskSpace {
   uint64_t allocated() const;
   // Bytes that the folder's disk has left; -1: unknown.
   static int64_t free_bytes(const std::string& folder);
+  // Whether files in the folder lie in memory (tmpfs, ramfs), so that a cache there spares none.
+  static bool in_memory(const std::string& folder);
 
  private:
   DiskSpace(std::string folder, int fd) : folder_(std::move(folder)), fd_(fd) {}

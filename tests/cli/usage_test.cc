@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/disk_space.h"
 #include "support/paths.h"
 #include "support/program.h"
 #include "support/tiny_model.h"
@@ -195,6 +196,12 @@ TEST(CliUsage, ACacheOnADisk) {
   EXPECT_NE(encoded.exit_code, 0);
   EXPECT_EQ(encoded.out, "");
   EXPECT_TRUE(refuses(longkv_program(join(run, {"--kv-dir", "/tmp", "--strict"})), 2, "--kv-dir is ignored"));
+  const Args in_memory = join(run, {"--kv-place", "disk", "--kv-dir", "/dev/shm"});
+  if (DiskSpace::in_memory("/dev/shm")) {
+    EXPECT_NE(longkv_program(in_memory).err.find("lies in memory"), std::string::npos);
+    EXPECT_TRUE(refuses(longkv_program(join(in_memory, {"--strict"})), 2, "lies in memory"));
+  }
+  EXPECT_FALSE(DiskSpace::in_memory("/proc"));
   EXPECT_TRUE(refuses(longkv_program({"serve", "-m", model, "--kv-place", "disk"}), 2, "in memory"));
   const Outcome plan = longkv_program({"plan", "-m", model, "--kv-place", "disk"});
   EXPECT_EQ(plan.exit_code, 0) << plan.err;
