@@ -129,8 +129,9 @@ Result<std::shared_ptr<const JsonSchema>> JsonSchema::call_of(const std::vector<
     // `true`, for one, is the node that allows anything.
     Node members = schema->node(id);
     members.types &= kObject;
-    if (!members.literals.empty()) std::erase_if(members.literals, [](const auto& text) { return text[0] != '{'; });
-    if (members.types == 0 && members.literals.empty())
+    const bool listed = !members.literals.empty();
+    std::erase_if(members.literals, [](const auto& text) { return text[0] != '{'; });
+    if (listed ? members.literals.empty() : members.types == 0)
       return fail(Code::kCorrupt, "schema {}: no object satisfies it, and arguments are one", path);
     root.names.push_back("{\"name\": " + json(f.name).dump() + ", " + json(arguments).dump() + ": ");
     root.children.push_back(int(schema->nodes_.size()));

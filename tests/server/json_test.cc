@@ -212,6 +212,10 @@ TEST(JsonGrammar, CallsOfFunctions) {
             Code::kInvalidArgument);
   EXPECT_EQ(JsonSchema::call_of({{"f", parameters({{"type", "string"}})}}, "arguments").status().code(),
             Code::kCorrupt);
+  EXPECT_EQ(JsonSchema::call_of({{"f", parameters({{"enum", {1, "a"}}})}}, "arguments").status().code(),
+            Code::kCorrupt);
+  EXPECT_TRUE(accepts(**JsonSchema::call_of({{"f", parameters({{"enum", {1, {{"a", 2}}}}})}}, "arguments"),
+                      R"({"name": "f", "arguments": {"a":2}})"));
 }
 
 TEST(JsonGrammar, AModelAnswersInJson) {
