@@ -2,7 +2,7 @@
 # The parts of ./check. Each run_PART function counts its checks with `one`, `suite` or `skip`; $LOG is its log.
 
 # Programs that start threads: rebuilt for the thread sanitizer. Names of directories under tests/.
-THREADED=(base engine eval kv_core kv_file kv_keep kv_session model ops prefill server train)
+THREADED=(base engine eval grad kv_core kv_file kv_keep kv_session model ops prefill server train)
 # The reduced suite under emulation.
 EMULATED=(base gguf golden kv_core kv_index kv_recipe ops prefill quant sample tokenizer)
 # Tests of these names need more time than emulation or a sanitizer leaves: real models at length, and a bound on the
