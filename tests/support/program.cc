@@ -97,7 +97,11 @@ Outcome longkv_program(const Args& args, const ProgramInput& input) {
   for (const std::string& a : args) argv.push_back(const_cast<char*>(a.c_str()));
   argv.push_back(nullptr);
   std::vector<char*> environment;
-  for (char** e = environ; *e != nullptr; ++e) environment.push_back(*e);
+  for (char** e = environ; *e != nullptr; ++e) {
+    if (!std::string_view(*e).starts_with("CUDA_VISIBLE_DEVICES=")) environment.push_back(*e);
+  }
+  std::string no_cards = "CUDA_VISIBLE_DEVICES=";
+  environment.push_back(no_cards.data());
   for (const std::string& e : input.environment) environment.push_back(const_cast<char*>(e.c_str()));
   environment.push_back(nullptr);
   Pipe stdin_pipe(input.keep_open), stdout_pipe(input.close_out_early);
