@@ -102,7 +102,12 @@ void read_tools(const Service& service, Fields& fields, Conversation& out) {
   if (!service.takes_tools()) return fields.fail("tools", "tools are not supported with this model's chat format");
   out.input.tools = *tools;
   std::vector<JsonSchema::Function> functions;
-  for (const json* f : demanded(fields, choice, *tools)) {
+  const std::vector<const json*> asked = demanded(fields, choice, *tools);
+  if (asked.size() > JsonSchema::kMaxProperties) {
+    return fields.contradicts("tools", fmt::format("a call can be demanded of {} tools at most; found {}",
+                                                   JsonSchema::kMaxProperties, asked.size()));
+  }
+  for (const json* f : asked) {
     const auto given = f->find("parameters");
     const bool none_given = given == f->end() || given->is_null();
     functions.push_back({(*f)["name"].get<std::string>(),

@@ -258,6 +258,9 @@ TEST_F(Demanded, WhatCannotBe) {
           "tool_choice", "give one");
   for (const json& choice : {json("required"), named("time")})
     refused(server, {{"tools", some_tools()}, {"tool_choice", choice}, {"stop", {"}"}}}, 422, "stop", "cut the call");
+  json many = json::array();
+  for (int i = 0; i < 65; ++i) many.push_back(function("f" + std::to_string(i), {{"type", "object"}}));
+  refused(server, {{"tools", many}, {"tool_choice", "required"}}, 422, "tools", "of 64 tools at most; found 65");
   // Which of two is called could not be told, and a name that is empty cannot be called.
   for (const json& choice : {json(), json("auto"), json("none"), json("required")}) {
     const json object = {{"type", "object"}};
