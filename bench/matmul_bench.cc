@@ -70,7 +70,10 @@ Contestant onednn(const Shape& s, ProductType product, int threads) {
   state->weights = memory(description.weights_desc(), state->engine);
   state->dst = memory(dst, state->engine);
   state->product = dnnl::matmul(description);
-  return {int8 ? "oneDNN int8" : floats == Type::bf16 ? "oneDNN bf16" : "oneDNN f32", [state, threads] {
+  return {int8                   ? "oneDNN int8"
+          : floats == Type::bf16 ? "oneDNN bf16"
+                                 : "oneDNN f32",
+          [state, threads] {
             omp_set_num_threads(threads);
             state->product.execute(
                 state->stream,
@@ -124,9 +127,8 @@ void bench(const Shape& s, int threads, double seconds, const std::string& filte
                      [&o, &pool, w, n = s.tokens] { matmul_f32(w, o.x.data(), n, o.y.data(), w.rows, pool); }});
     }
     if (has_matmul_bf16()) {
-      all.push_back({std::string(info.name) + " bf16", [&o, &pool, w, n = s.tokens] {
-                       (void)matmul_bf16(w, o.x.data(), n, o.y.data(), w.rows, pool);
-                     }});
+      all.push_back({std::string(info.name) + " bf16",
+                     [&o, &pool, w, n = s.tokens] { (void)matmul_bf16(w, o.x.data(), n, o.y.data(), w.rows, pool); }});
     }
   }
   const double start = now(threads);

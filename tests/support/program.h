@@ -35,8 +35,8 @@ struct ProgramInput {
   int ignored_signal = 0;                           // as nohup does with SIGHUP
 };
 
-// Starts the program and waits for its end; after 200 s it is killed. It finds no card, so that a machine with one gives
-// the same results as all others.
+// Starts the program and waits for its end; after 200 s it is killed. It finds no card, so that a machine with one
+// gives the same results as all others.
 Outcome longkv_program(const Args& args, const ProgramInput& input = {});
 
 Args join(Args args, std::initializer_list<std::string> more);

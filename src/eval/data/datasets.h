@@ -79,7 +79,8 @@ using RecordAdapter = std::function<Result<EvalSample>(const nlohmann::json& rec
 RecordAdapter ruler_adapter();
 RecordAdapter longbench_adapter(const std::map<std::string, std::string>& prompts,
                                 const std::map<std::string, int64_t>& caps);
-// Chinese answers of LongBench's samples are compared by the words of jieba in `folder`, or as DatasetRequest::jieba says.
+// Chinese answers of LongBench's samples are compared by the words of jieba in `folder`, or as DatasetRequest::jieba
+// says.
 Status use_jieba(const std::string& folder, Dataset& dataset);
 RecordAdapter longbench2_adapter();
 RecordAdapter infinitebench_adapter();
