@@ -3,9 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
-#include <filesystem>
-#include <fstream>
 
 #include "base/cpu.h"
 #include "base/threads.h"
