@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
 
 #include "base/cpu.h"
 #include "base/threads.h"
