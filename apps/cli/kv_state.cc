@@ -41,8 +41,8 @@ Status check_place(const std::string& path, bool also_read) {
 // What a restored state and a prompt have in common.
 struct Held {
   int64_t tokens = 0;  // that begin this prompt
-  bool whole = false;  // it is this very prompt, read at once by a session like this one
-  bool alike = false;  // the levels of its index are those that this session would have
+  bool whole = false;  // it is this very prompt, read at once into an index of the same levels
+  bool alike = false;  // the levels of its index are those that reading the prompt anew would choose
 };
 
 Held compare(const Session& session, std::span<const int32_t> ids, int64_t levels) {

@@ -23,8 +23,8 @@ constexpr uint64_t kRegion = uint64_t(2) << 20;  // regions begin at multiples, 
 
 Result<std::shared_ptr<DiskSpace>> DiskSpace::create(const std::string& folder) {
   int fd = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-  if (fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR)) {  // a file system without nameless files
-    std::string name = folder + "/longkv-XXXXXX";
+  if (fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR)) {        // a file system without nameless files
+    std::string name = folder + "/longkv-" + std::string(6, 'X');  // letters that mkostemp replaces
     fd = ::mkostemp(name.data(), O_CLOEXEC);
     if (fd >= 0) ::unlink(name.c_str());
   }

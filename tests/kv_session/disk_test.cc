@@ -18,7 +18,7 @@ namespace {
 using test::random_floats;
 
 struct Folder {
-  std::string path = std::string(std::filesystem::temp_directory_path()) + "/longkv-disk-XXXXXX";
+  std::string path = std::string(std::filesystem::temp_directory_path()) + "/longkv-disk-" + std::string(6, 'X');
   Folder() { EXPECT_NE(::mkdtemp(path.data()), nullptr); }
   ~Folder() { std::filesystem::remove_all(path); }
 };

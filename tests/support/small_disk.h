@@ -21,7 +21,7 @@ constexpr int kNoSmallDisk = 77;
 // Runs `body` with a folder that is such a file system, in a process of its own, so that it goes with it. Returns what
 // body does (0: all is well), kNoSmallDisk where none can be mounted, or 128 and the signal that ended the process.
 inline int on_a_small_disk(const std::string& size, const std::function<int(const std::string&)>& body) {
-  std::string folder = std::string(std::filesystem::temp_directory_path()) + "/longkv-small-XXXXXX";
+  std::string folder = std::string(std::filesystem::temp_directory_path()) + "/longkv-small-" + std::string(6, 'X');
   if (::mkdtemp(folder.data()) == nullptr) return kNoSmallDisk;
   const pid_t child = ::fork();
   if (child == 0) {
