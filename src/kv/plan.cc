@@ -195,10 +195,13 @@ void measure(KvPlan& plan) {
   }
   if (needs.scoring != KeepScoring::kNone && n > needs.scored_above) {
     plan.prompt_bytes += std::min(n, kUsualChunk) * plan.model.tape_bytes_per_token;
-    // Gradients by all rows held and by the chunk's, and what is remembered of them.
+    // Masses of all layers; gradients by all rows held and by the chunk's, and what is remembered of them.
     const int64_t rows = std::min(n, keep_budget(recipe.keep, n) + kUsualChunk) * plan.evicting_layers;
+    plan.prompt_bytes += rows * shape.kv_heads * shape.group_size * int64_t(sizeof(float));
     if (needs.scoring != KeepScoring::kMass) plan.prompt_bytes += 2 * rows * shape.kv_heads * shape.dim_k * 4;
   }
+  // A reading again leaves one number a row in every layer.
+  if (needs.repeat_chunk > 0) plan.prompt_bytes += plan.evicting_layers * n * shape.kv_heads * int64_t(sizeof(float));
   if (needs.statistics_from >= 0) {
     plan.prompt_bytes +=
         int64_t(shape.kv_heads) * shape.group_size * shape.dim_k * shape.dim_k * int64_t(sizeof(double));

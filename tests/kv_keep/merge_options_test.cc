@@ -232,6 +232,33 @@ TEST(MergeOptions, ReleasedWeightsAreNotClamped) {
   EXPECT_NEAR(rows.weight[2], share * share * h1 + (1 - share) * (1 - share) * h2, 1e-9);
 }
 
+// The release's denominators vanish at half of the mass: costs of such links are no numbers, and the order still holds.
+TEST(MergeOptions, CostsThatAreNoNumbersComeLast) {
+  for (uint64_t seed = 60; seed < 64; ++seed) {
+    MergeRows rows = Head(12, seed).rows();
+    std::fill(rows.mass.begin(), rows.mass.end(), 0.0);
+    rows.mass[3] = rows.mass[7] = 1.0;
+    rows.weight[3] = rows.weight[4] = 1e300;
+    KeepSpec spec = slimmer(KeepNorms::kRelease);
+    spec.link_score = KeepLinkScore::kCost;
+    spec.sink = spec.window = 0;
+    const Outcome found = run(spec, 9, rows);
+    EXPECT_EQ(found.kept.size(), 9u);
+    for (const RowMerge& m : found.merges) EXPECT_TRUE(std::isfinite(m.k_share)) << "seed " << seed;
+  }
+}
+
+// A row's count is kept in 16 bits: links beyond are left out, so no count is ever too small.
+TEST(MergeOptions, CountsStayWithinTheirBits) {
+  MergeRows rows = Head(6, 9).rows();
+  rows.count = {40000, 30000, 35000, 30000, 20000, 10000};
+  const Outcome found = run(slimmer(KeepNorms::kPooled), 4, rows);
+  EXPECT_EQ(found.kept.size(), 4u);
+  ASSERT_FALSE(found.merges.empty());
+  for (const int64_t r : found.kept) EXPECT_LE(rows.count[size_t(r)], 65535);
+  for (const RowMerge& m : found.merges) EXPECT_LT(m.count, 65535);
+}
+
 // The fitted bias gives the sampled queries, together, the mass of both rows, through any number of merges.
 TEST(MergeOptions, FittedBiasKeepsTheMassOfTheSample) {
   Head head(30, 7);

@@ -111,7 +111,13 @@ TEST(Plan, EvictionHoldsTheBudgetAndOneLayerAtThePeak) {
   // KVzip holds everything until its second reading is over.
   const KvPlan zip = planned(large_model(), "kvzip:keep_ratio=0.25", n);
   EXPECT_EQ(zip.k_bytes + zip.v_bytes, 32 * n / 4 * row);
-  EXPECT_EQ(zip.prompt_bytes - full.prompt_bytes, 32 * (n - n / 4) * row);
+  EXPECT_EQ(zip.prompt_bytes - full.prompt_bytes, 32 * (n - n / 4) * row + 32 * n * 8 * 4);  // rows, and a number each
+  // Chunks that are passed twice leave masses of all query heads in all layers, over the rows held and their own.
+  const KvPlan once = planned(large_model(), "kvslimmer:budget=2K", n);
+  const KvPlan twice = planned(large_model(), "kvslimmer:budget=2K,reread=true", n);
+  const int64_t masses = 32 * (2048 + 512) * 32 * 4;
+  EXPECT_GE(twice.prompt_bytes - once.prompt_bytes, masses - (2048 + 512) * 32 * 4);
+  EXPECT_LE(twice.prompt_bytes - once.prompt_bytes, masses + 512 * row);
   // An index over kept rows only.
   const KvPlan both = planned(large_model(), "snapkv:budget=32K+quest", n);
   EXPECT_LT(both.index_bytes, planned(large_model(), "quest", n).index_bytes / 3);

@@ -11,7 +11,8 @@ namespace longkv {
 namespace {
 
 constexpr float kNotSeen = -std::numeric_limits<float>::infinity();
-constexpr double kFloor = 1e-21;  // the release's guard of denominators
+constexpr double kFloor = 1e-21;                                     // the release's guard of denominators
+constexpr int64_t kMaxCount = std::numeric_limits<uint16_t>::max();  // of a row, as the cache keeps it
 
 struct Link {
   double score;
@@ -76,7 +77,7 @@ class MergeHead {
     rows_.mass[a] += rows_.mass[b];
     if (!rows_.sample.empty()) refresh(a);
     out.bias = float(m.bias);
-    out.count = uint16_t(std::min<int64_t>(m.count, std::numeric_limits<uint16_t>::max()));
+    out.count = uint16_t(std::min(m.count, kMaxCount));
     out.pos = int32_t(rows_.pos[a]);
     merges_.push_back(std::move(out));
   }
@@ -312,7 +313,7 @@ class Merger {
     return std::all_of(heads_.begin(), heads_.end(), [&](const MergeHead& head) {
       const MergeRows& rows = head.rows();
       if (rows.fixed[a] != 0 || rows.fixed[b] != 0) return false;
-      return spec_.max_count == 0 || rows.count[a] + rows.count[b] <= spec_.max_count;
+      return rows.count[a] + rows.count[b] <= (spec_.max_count > 0 ? std::min(spec_.max_count, kMaxCount) : kMaxCount);
     });
   }
 
@@ -323,6 +324,8 @@ class Merger {
       if (cost < 0) {
         cost = 0;
         for (MergeHead& head : heads_) cost += head.cost(a, b);
+        // The release's shares have a denominator that can vanish; such a link comes last.
+        if (!std::isfinite(cost)) cost = std::numeric_limits<double>::max();
       }
       return cost;
     }
