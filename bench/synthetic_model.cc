@@ -48,6 +48,25 @@ std::vector<uint8_t> random_blocks(TensorType type, int64_t values) {
   return data;
 }
 
+// A token for every byte, so that commands which read text take the file too.
+Status write_vocabulary(GgufWriter& w, int64_t n) {
+  std::vector<std::string> tokens = {"<unk>", "<s>", "</s>"};
+  std::vector<int32_t> types = {2, 3, 3};
+  while (int64_t(tokens.size()) < n) {
+    const auto i = int(tokens.size()) - 3;
+    char name[32];
+    std::snprintf(name, sizeof(name), i < 256 ? "<0x%02X>" : "<unused%d>", i);
+    tokens.emplace_back(name);
+    types.push_back(i < 256 ? 6 : 5);
+  }
+  LONGKV_TRY(w.add_string("tokenizer.ggml.model", "llama"));
+  LONGKV_TRY(w.add_strings("tokenizer.ggml.tokens", tokens));
+  LONGKV_TRY(w.add_i32s("tokenizer.ggml.token_type", types));
+  LONGKV_TRY(w.add_f32s("tokenizer.ggml.scores", std::vector<float>(tokens.size(), 0.0f)));
+  LONGKV_TRY(w.add_u32("tokenizer.ggml.bos_token_id", 1));
+  return w.add_u32("tokenizer.ggml.eos_token_id", 2);
+}
+
 Status write_model(const Shape& s, TensorType type, const std::string& path) {
   GgufWriter w;
   const std::string p = std::string(s.architecture) + ".";
@@ -63,6 +82,7 @@ Status write_model(const Shape& s, TensorType type, const std::string& path) {
   LONGKV_TRY(w.add_f32(p + "rope.freq_base", s.rope_base));
   LONGKV_TRY(w.add_u32(p + "rope.dimension_count", uint32_t(s.head_dim)));
 
+  LONGKV_TRY(write_vocabulary(w, s.vocab));
   // Every tensor is a piece of one random store: the writer copies none of it.
   const int64_t largest = s.dim * std::max(s.vocab, s.ff);
   const std::vector<uint8_t> store = random_blocks(type, largest);

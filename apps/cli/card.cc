@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "cuda/card_chunk_ops.h"
 #include "cuda/card_session.h"
 #include "cuda/cards.h"
 #include "help.h"
@@ -121,6 +122,9 @@ Status load_card(const ModelOptions& o, int asked, int64_t cap, const CudaCard& 
                  Opened& opened) {
   CardPlanRequest q = request_for(opened, o.card_context > 0 ? o.card_context : opened.context, cap, &card);
   q.layers = asked;
+  if (o.learn_chunk > 0) {
+    q.budget = std::max<int64_t>(0, q.budget - card_learn_bytes(opened.model->config(), q.context, o.learn_chunk));
+  }
   LONGKV_ASSIGN(const CardPlan plan, plan_card(*opened.model, q));
   if (asked < 0 && !plan.fits()) {
     return fail(Code::kOutOfMemory, "{} of VRAM are too few for {} tokens with even one layer at a time: {} are needed",
@@ -166,9 +170,8 @@ Status choose_card(const ModelOptions& o, const KvPlan& all, Opened& opened) {
   }
   if (o.card_reads && (o.kv_place == "gpu" || o.kv_place == "hybrid")) {
     return fail(Code::kInvalidArgument,
-                "--kv-place {}: this command decodes under every recipe on the CPU, from rows in memory; a card reads "
-                "its prompts (-ngl all)",
-                o.kv_place);
+                "--kv-place {}: this command {}, from rows in memory; a card reads its prompts (-ngl all)", o.kv_place,
+                o.learn_chunk > 0 ? "learns" : "decodes under every recipe on the CPU");
   }
   opened.card_kv = !off_card && !o.card_reads;
   opened.card_decodes = !o.card_reads;

@@ -60,6 +60,17 @@ std::function<void(const TrainProgress&)> progress_lines(bool channels) {
   };
 }
 
+// On the card that was chosen; one that was not asked for and has too little memory leaves the work to the CPU.
+Result<std::unique_ptr<Trainer>> make_trainer(const Opened& opened, const Tokenizer& tokenizer, const TrainOptions& o) {
+  auto trainer = Trainer::create(opened.model, tokenizer, o, *opened.pool, opened.card, opened.card_chunk);
+  if (trainer.ok() || !opened.card || opened.card_asked) return trainer;
+  const Code code = trainer.status().code();
+  if (code != Code::kOutOfMemory && code != Code::kUnsupported) return trainer;
+  auto on_cpu = Trainer::create(opened.model, tokenizer, o, *opened.pool);
+  if (on_cpu.ok()) log_info("the CPU runs this: {}", trainer.status().message());
+  return on_cpu;
+}
+
 Status train(const TrainCommand& command, bool gates) {
   TrainOptions o = command.train;
   o.learned = gates ? Learned::kGates : command.learned == "channels" ? Learned::kChannels : Learned::kDirections;
@@ -88,6 +99,8 @@ Status train(const TrainCommand& command, bool gates) {
   LONGKV_ASSIGN(AtomicFile output, AtomicFile::create(command.output));
   ModelOptions model = command.model;
   model.context = fmt::format("{}", o.longest + o.lessons.max_chunk);
+  model.can_use_card = model.card_reads = true;
+  model.learn_chunk = o.lessons.max_chunk;
   LONGKV_ASSIGN(const Opened opened, open_model(model));
   LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
   if (!command.gates.empty()) {
@@ -95,12 +108,13 @@ Status train(const TrainCommand& command, bool gates) {
     LONGKV_ASSIGN(const DuoGates loaded, load_gates(command.gates, c.kv_shape(), model_identity(c)));
     o.streaming = streaming_heads(loaded.values, command.streaming);
   }
-  LONGKV_ASSIGN(const std::unique_ptr<Trainer> trainer, Trainer::create(opened.model, tokenizer, o, *opened.pool));
+  LONGKV_ASSIGN(const std::unique_ptr<Trainer> trainer, make_trainer(opened, tokenizer, o));
   const std::string checkpoint = command.checkpoint.empty() ? command.output + ".checkpoint" : command.checkpoint;
   const bool channels = !gates;
   log_info(
-      "train: documents of {} to {} tokens, {} questions each; first {} and last {} rows stay whole; stage 1 {} "
+      "train: on {}; documents of {} to {} tokens, {} questions each; first {} and last {} rows stay whole; stage 1 {} "
       "steps at rate {}, lambda {}{}",
+      trainer->on_card() ? opened.card->device().name : "the CPU",
       o.shortest, o.longest, o.lessons.questions, o.sink, o.window, o.steps, o.rate, o.lambda,
       channels ? fmt::format("; stage 2 {} steps at rate {}, {} in place of {:.0f}% of channels, multiples of {}",
                              o.refine_steps, o.refine_rate, command.learned, 100 * o.ratio, o.align)
@@ -109,6 +123,7 @@ Status train(const TrainCommand& command, bool gates) {
   const ModelConfig& c = opened.model->config();
   nlohmann::ordered_json row;
   row["model"] = c.name;
+  row["device"] = trainer->on_card() ? opened.card->device().name : "CPU";
   row["held_out_loss_before_last_stage"] = result.held_out_start;
   row["held_out_loss"] = result.held_out;
   if (channels) {
@@ -142,7 +157,6 @@ void add_kind(CLI::App& parent, int& exit_code, bool gates, const char* name, co
   CLI::App* command = parent.add_subcommand(name, what);
   add_global_options(*command, o->global);
   add_model_options(*command, o->model, /*with_recipe=*/false);
-  hide_card_options(*command);
   TrainOptions& t = o->train;
   const bool channels = !gates;
   o->sink = channels ? "128" : "64";

@@ -41,6 +41,7 @@ struct ModelOptions {
   bool no_repack = false;     // weights are read as they lie in the file
   bool can_use_card = false;  // set by commands whose work a card can do
   bool card_reads = false;    // ... of which a card only reads prompts
+  int64_t learn_chunk = 0;    // ... and learns from chunks of so many tokens; nothing is decoded
   bool plans_card = false;    // ... which shows what would go to a card and runs nothing
   int64_t card_context = 0;   // tokens that a card is planned for; 0: the context
 };

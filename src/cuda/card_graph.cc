@@ -9,27 +9,11 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "cuda/card_plan.h"
+#include "cuda/carver.h"
 
 namespace longkv {
 
 namespace {
-
-// Hands out pieces of one buffer, 256 bytes apart. With memory nullptr it only counts.
-class Carver {
- public:
-  explicit Carver(uint8_t* memory) : memory_(memory) {}
-  template <class T>
-  T* take(int64_t n) {
-    T* p = reinterpret_cast<T*>(memory_ == nullptr ? nullptr : memory_ + used_);
-    used_ += round_up(n * int64_t(sizeof(T)), 256);
-    return p;
-  }
-  int64_t used() const { return used_; }
-
- private:
-  uint8_t* memory_;
-  int64_t used_ = 0;
-};
 
 int64_t qkv_width(const ModelConfig& c) { return int64_t(c.heads + 2 * c.kv_heads) * c.head_dim_k; }
 

@@ -11,6 +11,8 @@ namespace longkv {
 
 namespace {
 constexpr const char* kNames[] = {"libcublasLt.so.13", "/usr/local/cuda/lib64/libcublasLt.so.13"};
+constexpr int64_t kBufferAlignment = 256;
+constexpr size_t kMostPlans = 4096;  // shapes of learning follow the lengths of documents
 }  // namespace
 
 // The functions of the library that are used.
@@ -18,8 +20,8 @@ constexpr const char* kNames[] = {"libcublasLt.so.13", "/usr/local/cuda/lib64/li
   use(cublasLtCreate) use(cublasLtDestroy) use(cublasLtGetStatusName) use(cublasLtMatmul)                      \
       use(cublasLtMatmulAlgoGetHeuristic) use(cublasLtMatmulDescCreate) use(cublasLtMatmulDescDestroy)         \
           use(cublasLtMatmulDescSetAttribute) use(cublasLtMatrixLayoutCreate) use(cublasLtMatrixLayoutDestroy) \
-              use(cublasLtMatmulPreferenceCreate) use(cublasLtMatmulPreferenceDestroy)                         \
-                  use(cublasLtMatmulPreferenceSetAttribute)
+              use(cublasLtMatrixLayoutSetAttribute) use(cublasLtMatmulPreferenceCreate)                        \
+                  use(cublasLtMatmulPreferenceDestroy) use(cublasLtMatmulPreferenceSetAttribute)
 
 // They are found by name when the first session on a card asks for them.
 struct CardGemm::Library {
@@ -56,8 +58,7 @@ Result<std::unique_ptr<CardGemm>> CardGemm::create(CardMemory& memory) {
     if (library->file == nullptr) library->file = dlopen(name, RTLD_NOW | RTLD_LOCAL);
   }
   if (library->file == nullptr) {
-    return fail(Code::kUnsupported, "products of prompts on the card need {} of the CUDA toolkit: {}", kNames[0],
-                dlerror());
+    return fail(Code::kUnsupported, "products on the card need {} of the CUDA toolkit: {}", kNames[0], dlerror());
   }
   const char* missing = nullptr;
 #define LONGKV_CUBLAS(name)                                                               \
@@ -81,29 +82,51 @@ CardGemm::~CardGemm() {
   if (handle_ != nullptr) library_->cublasLtDestroy(static_cast<cublasLtHandle_t>(handle_));
 }
 
-// The library counts columns first: it computes y^T [rows x tokens] = w [cols x rows]^T x [cols x tokens].
-Result<CardGemm::Plan*> CardGemm::plan(int64_t tokens, int64_t rows, int64_t cols, int64_t y_stride) {
-  std::unique_ptr<Plan>& slot = plans_[{tokens, rows, cols, y_stride}];
+// The library counts columns first: it computes c^T = b^T a^T, so that b is its first operand.
+Result<CardGemm::Plan*> CardGemm::plan(const CardProduct& p, int64_t alignment) {
+  const Key key = {p.m,        p.n,        p.k,        p.a_turned + 2 * p.b_turned + 4 * p.halves,
+                   p.a_stride, p.b_stride, p.c_stride, p.batch,
+                   p.a_step,   p.b_step,   p.c_step,   alignment};
+  if (plans_.size() >= kMostPlans && !plans_.contains(key)) plans_.clear();
+  std::unique_ptr<Plan>& slot = plans_[key];
   if (slot) return slot.get();
   const Library& lib = *library_;
   auto made = std::make_unique<Plan>();
   made->library = library_;
   LONGKV_TRY(lib.check(lib.cublasLtMatmulDescCreate(&made->product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "product"));
-  const cublasOperation_t turned = CUBLAS_OP_T;
-  LONGKV_TRY(
-      lib.check(lib.cublasLtMatmulDescSetAttribute(made->product, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof(turned)),
-                "product"));
-  const auto r = uint64_t(rows), c = uint64_t(cols), t = uint64_t(tokens);
-  LONGKV_TRY(lib.check(lib.cublasLtMatrixLayoutCreate(&made->w, CUDA_R_16F, c, r, cols), "layout"));
-  LONGKV_TRY(lib.check(lib.cublasLtMatrixLayoutCreate(&made->x, CUDA_R_16F, c, t, cols), "layout"));
-  LONGKV_TRY(lib.check(lib.cublasLtMatrixLayoutCreate(&made->y, CUDA_R_32F, r, t, y_stride), "layout"));
+  const auto turn = [&](cublasLtMatmulDescAttributes_t which, bool turned) {
+    const cublasOperation_t op = turned ? CUBLAS_OP_T : CUBLAS_OP_N;
+    return lib.check(lib.cublasLtMatmulDescSetAttribute(made->product, which, &op, sizeof(op)), "product");
+  };
+  LONGKV_TRY(turn(CUBLASLT_MATMUL_DESC_TRANSA, p.b_turned));
+  LONGKV_TRY(turn(CUBLASLT_MATMUL_DESC_TRANSB, p.a_turned));
+  const auto layout = [&](cublasLtMatrixLayout_t& to, cudaDataType type, int64_t rows, int64_t cols, int64_t stride,
+                          int64_t step) -> Status {
+    LONGKV_TRY(lib.check(lib.cublasLtMatrixLayoutCreate(&to, type, uint64_t(cols), uint64_t(rows), stride), "layout"));
+    if (p.batch == 1) return {};
+    const auto count = int32_t(p.batch);
+    LONGKV_TRY(lib.check(
+        lib.cublasLtMatrixLayoutSetAttribute(to, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)), "layout"));
+    return lib.check(
+        lib.cublasLtMatrixLayoutSetAttribute(to, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof(step)),
+        "layout");
+  };
+  const cudaDataType type = p.halves ? CUDA_R_16F : CUDA_R_32F;
+  LONGKV_TRY(layout(made->w, type, p.b_turned ? p.n : p.k, p.b_turned ? p.k : p.n, p.b_stride, p.b_step));
+  LONGKV_TRY(layout(made->x, type, p.a_turned ? p.k : p.m, p.a_turned ? p.m : p.k, p.a_stride, p.a_step));
+  LONGKV_TRY(layout(made->y, CUDA_R_32F, p.m, p.n, p.c_stride, p.c_step));
   cublasLtMatmulPreference_t preference = nullptr;
   LONGKV_TRY(lib.check(lib.cublasLtMatmulPreferenceCreate(&preference), "preference"));
-  const auto workspace = size_t(kWorkspace);
+  const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t what, const auto& value) {
+    return lib.check(lib.cublasLtMatmulPreferenceSetAttribute(preference, what, &value, sizeof(value)), "preference");
+  };
+  const auto bytes = uint32_t(alignment);
   int found = 0;
-  Status s = lib.check(lib.cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                                &workspace, sizeof(workspace)),
-                       "preference");
+  Status s = prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, size_t(kWorkspace));
+  for (const auto operand : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+    if (s.ok()) s = prefer(operand, bytes);
+  }
   if (s.ok()) {
     s = lib.check(lib.cublasLtMatmulAlgoGetHeuristic(static_cast<cublasLtHandle_t>(handle_), made->product, made->w,
                                                      made->x, made->y, made->y, preference, 1, &made->choice, &found),
@@ -112,21 +135,39 @@ Result<CardGemm::Plan*> CardGemm::plan(int64_t tokens, int64_t rows, int64_t col
   lib.cublasLtMatmulPreferenceDestroy(preference);
   LONGKV_TRY(s);
   if (found == 0) {
-    return fail(Code::kUnsupported, "cuBLASLt has no algorithm for a product of {} tokens, {} x {}", tokens, rows,
-                cols);
+    return fail(Code::kUnsupported, "cuBLASLt has no algorithm for a product of [{} x {}] with [{} x {}]", p.m, p.k,
+                p.k, p.n);
   }
   slot = std::move(made);
   return slot.get();
 }
 
+Status CardGemm::multiply(const CardProduct& product, int64_t alignment, const void* a, const void* b, float* c,
+                          CardStreamHandle stream) {
+  LONGKV_ASSIGN(Plan * p, plan(product, alignment));
+  const float one = 1.0f, beta = product.add ? 1.0f : 0.0f;
+  return library_->check(
+      library_->cublasLtMatmul(static_cast<cublasLtHandle_t>(handle_), p->product, &one, b, p->w, a, p->x, &beta, c,
+                               p->y, c, p->y, &p->choice.algo, workspace_.data(), size_t(kWorkspace), stream),
+      "cublasLtMatmul");
+}
+
 Status CardGemm::run(const card::half_t* x, const card::half_t* w, int64_t tokens, int64_t rows, int64_t cols, bool add,
                      float* y, int64_t y_stride, CardStreamHandle stream) {
-  LONGKV_ASSIGN(Plan * p, plan(tokens, rows, cols, y_stride));
-  const float one = 1.0f, beta = add ? 1.0f : 0.0f;
-  return library_->check(
-      library_->cublasLtMatmul(static_cast<cublasLtHandle_t>(handle_), p->product, &one, w, p->w, x, p->x, &beta, y,
-                               p->y, y, p->y, &p->choice.algo, workspace_.data(), size_t(kWorkspace), stream),
-      "cublasLtMatmul");
+  CardProduct p{tokens, rows, cols, false, true, cols, cols, y_stride};
+  p.halves = true;
+  p.add = add;
+  return multiply(p, kBufferAlignment, x, w, y, stream);
+}
+
+Status CardGemm::run(const CardProduct& p, const void* a, const void* b, float* c, CardStreamHandle stream) {
+  if (p.m <= 0 || p.n <= 0 || p.k <= 0 || p.batch <= 0) return {};
+  // Algorithms that load wide words are offered only for operands that lie so, those of every batch.
+  uintptr_t places = reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | reinterpret_cast<uintptr_t>(c) |
+                     uintptr_t(kBufferAlignment);
+  const int bytes = p.halves ? 2 : 4;
+  if (p.batch > 1) places |= uintptr_t(p.a_step * bytes) | uintptr_t(p.b_step * bytes) | uintptr_t(p.c_step * 4);
+  return multiply(p, int64_t(places & (~places + 1)), a, b, c, stream);
 }
 
 }  // namespace longkv

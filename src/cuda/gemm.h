@@ -1,11 +1,11 @@
-// Products of prompts on the card through cuBLASLt, which is loaded when the first prompt needs it, so that the program
-// starts on machines without it.
+// Products on the card through cuBLASLt, which is loaded when the first prompt needs it, so that the program starts on
+// machines without it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <tuple>
 
 #include "cuda/card_plan.h"
 #include "cuda/kv.h"
@@ -13,6 +13,16 @@
 #include "longkv/status.h"
 
 namespace longkv {
+
+// c [m][n] = a [m][k] . b [k][n] (+ c if add), row-major, sums in fp32. Batches lie `step` values apart.
+struct CardProduct {
+  int64_t m = 0, n = 0, k = 0;
+  bool a_turned = false, b_turned = false;           // a lies as [k][m], b as [n][k]
+  int64_t a_stride = 0, b_stride = 0, c_stride = 0;  // values between rows as they lie
+  int64_t batch = 1, a_step = 0, b_step = 0, c_step = 0;
+  bool halves = false;  // a and b; else fp32
+  bool add = false;
+};
 
 class CardGemm {
  public:
@@ -24,17 +34,22 @@ class CardGemm {
   // y[t][r] = (add ? y[t][r] : 0) + x[t] . w[r]: x [tokens][cols] and w [rows][cols] halves, y [tokens][y_stride] fp32.
   Status run(const card::half_t* x, const card::half_t* w, int64_t tokens, int64_t rows, int64_t cols, bool add,
              float* y, int64_t y_stride, CardStreamHandle stream);
+  // Any product; the same operands give the same bits. c may not overlap a or b.
+  Status run(const CardProduct& product, const void* a, const void* b, float* c, CardStreamHandle stream);
 
  private:
   struct Library;
   struct Plan;
   CardGemm() = default;
-  Result<Plan*> plan(int64_t tokens, int64_t rows, int64_t cols, int64_t y_stride);
+  using Key = std::array<int64_t, 12>;
+  Result<Plan*> plan(const CardProduct& product, int64_t alignment);
+  Status multiply(const CardProduct& product, int64_t alignment, const void* a, const void* b, float* c,
+                  CardStreamHandle stream);
 
   std::shared_ptr<Library> library_;
   void* handle_ = nullptr;
   CardBuffer workspace_;
-  std::map<std::tuple<int64_t, int64_t, int64_t, int64_t>, std::unique_ptr<Plan>> plans_;
+  std::map<Key, std::unique_ptr<Plan>> plans_;
 };
 
 }  // namespace longkv

@@ -31,8 +31,11 @@ struct ChunkAttention {
   int dim_k = 0;
   int dim_v = 0;
   float scale = 1.0f;
-  int64_t window = 0;                                 // tokens a query sees, its own included; 0 = all
-  std::vector<KvHeadView> prompt;                     // [kv_heads], fp32 rows, with their biases if they have any
+  int64_t window = 0;              // tokens a query sees, its own included; 0 = all
+  std::vector<KvHeadView> prompt;  // [kv_heads], fp32 rows, with their biases if they have any
+  uint64_t prompt_id = 0;          // ChunkPrompt
+  int layer = 0;
+  int64_t held = 0;  // rows of each head that lie there, with those behind the chunk's position
   std::shared_ptr<const std::vector<float>> decoded;  // owns the rows that `prompt` points to where none hold fp32
   RowRange middle;                                    // of the prompt; empty: no old rows
   const float* mix = nullptr;                         // [kv_heads][dim_k][dim_k]; nullptr: identity

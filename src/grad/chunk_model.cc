@@ -16,17 +16,18 @@
 namespace longkv {
 
 Result<std::unique_ptr<ChunkModel>> ChunkModel::create(std::shared_ptr<const LoadedModel> model, int64_t context,
-                                                       ThreadPool& pool, ProductType products) {
+                                                       ThreadPool& pool, std::unique_ptr<ChunkOps> ops) {
   if (model->config().attn_softcap > 0.0f) {
     return fail(Code::kUnsupported, "a gradient needs attention whose scores are not capped; {} caps them at {}",
                 model->config().family, model->config().attn_softcap);
   }
-  return std::unique_ptr<ChunkModel>(new ChunkModel(std::move(model), context, pool, products));
+  if (!ops) ops = make_cpu_chunk_ops(pool, ProductType::kF32);
+  return std::unique_ptr<ChunkModel>(new ChunkModel(std::move(model), context, pool, std::move(ops)));
 }
 
 ChunkModel::ChunkModel(std::shared_ptr<const LoadedModel> model, int64_t context, ThreadPool& pool,
-                       ProductType products)
-    : model_(std::move(model)), pool_(pool), matmul_(pool, products), rope_(model_->rope_for(context), context) {
+                       std::unique_ptr<ChunkOps> ops)
+    : model_(std::move(model)), pool_(pool), ops_(std::move(ops)), rope_(model_->rope_for(context), context) {
   if (config().rope_window) rope_window_ = RopeTable(*config().rope_window, context);
 }
 
@@ -40,9 +41,9 @@ const RopeTable& ChunkModel::rope_of(int layer) const {
   return config().rope_window && !learns(layer) ? rope_window_ : rope_;
 }
 
-void ChunkModel::product(const Weight& w, const float* x, int64_t tokens, float* y) {
-  input_.reset(x, tokens, w.cols);
-  matmul_.run(w, input_, y, w.rows);
+Status ChunkModel::product(const Weight& w, const float* x, int64_t tokens, float* y) {
+  const ChunkOps::Product one[] = {{&w, y}};
+  return ops_->multiply(one, x, tokens);
 }
 
 void ChunkModel::move(int layer, double distance, float* x, int64_t rows) const {
@@ -105,11 +106,17 @@ ChunkAttention ChunkModel::attention_of(int layer, const ChunkPrompt& prompt, co
   a.dim_v = c.head_dim_v;
   a.scale = c.attn_scale;
   a.window = c.window.empty() ? 0 : c.window[size_t(layer)];
+  a.prompt_id = prompt.id;
+  a.layer = layer;
   for (int h = 0; h < c.kv_heads; ++h) {
     a.prompt.push_back(prompt.cache.view(layer, h));
+    a.held = a.prompt.back().rows;
     a.prompt.back().rows = std::min(a.prompt.back().rows, prompt.rows);
   }
-  if (prompt.cache.types() != KvTypes{KvType::kF32, KvType::kF32}) decode_rows_of(a);
+  if (prompt.cache.types() != KvTypes{KvType::kF32, KvType::kF32}) {
+    decode_rows_of(a);
+    a.held = a.prompt.back().rows;
+  }
   if (learns(layer) && mask.kind != OldRows::kDense) {
     a.middle = prompt.middle;
     a.without_middle = mask.kind == OldRows::kGates;
@@ -145,14 +152,17 @@ Status ChunkModel::forward(const ChunkPrompt& prompt, std::span<const int32_t> i
     LayerTape& y = tape.layers[size_t(layer)];
     y.x = hidden;
     rms_norm(hidden.data(), c.dim, l.attn_norm.data(), c.norm_eps, tokens, c.dim, norm.data(), c.dim, pool_);
-    const auto project = [&](const Weight& w, const Vector& bias, std::vector<float>& to) {
-      to.resize(size_t(tokens * w.rows));
-      product(w, norm.data(), tokens, to.data());
-      if (!bias.empty()) add_bias(to.data(), bias.data(), tokens, w.rows, pool_);
+    y.q.resize(size_t(tokens * l.q.rows));
+    y.k.resize(size_t(tokens * l.k.rows));
+    y.v.resize(size_t(tokens * l.v.rows));
+    const ChunkOps::Product projections[] = {{&l.q, y.q.data()}, {&l.k, y.k.data()}, {&l.v, y.v.data()}};
+    LONGKV_TRY(ops_->multiply(projections, norm.data(), tokens));
+    const auto bias = [&](const Weight& w, const Vector& values, std::vector<float>& to) {
+      if (!values.empty()) add_bias(to.data(), values.data(), tokens, w.rows, pool_);
     };
-    project(l.q, l.q_bias, y.q);
-    project(l.k, l.k_bias, y.k);
-    project(l.v, l.v_bias, y.v);
+    bias(l.q, l.q_bias, y.q);
+    bias(l.k, l.k_bias, y.k);
+    bias(l.v, l.v_bias, y.v);
     const auto norm_heads = [&](const Vector& weight, std::vector<float>& x, std::vector<float>& raw, int heads) {
       if (weight.empty()) return;
       raw = x;
@@ -167,7 +177,7 @@ Status ChunkModel::forward(const ChunkPrompt& prompt, std::span<const int32_t> i
     const ChunkAttention a = attention_of(layer, prompt, mask, y, tokens);
     y.attended.resize(size_t(tokens * c.heads * c.head_dim_v));
     y.lse.resize(size_t(tokens * c.heads));
-    attend_chunk(a, y.attended.data(), y.lse.data(), pool_);
+    LONGKV_TRY(ops_->attend(a, y.attended.data(), y.lse.data()));
     const float* attended = y.attended.data();
     if (mask.kind == OldRows::kGates && learns(layer)) {
       const float* gate = mask.values + layer * values_per_layer(mask.kind);
@@ -187,7 +197,7 @@ Status ChunkModel::forward(const ChunkPrompt& prompt, std::span<const int32_t> i
       }
       add_in_place(hidden.data(), out.data(), tokens * c.dim, pool_);
     };
-    product(l.o, attended, tokens, out.data());
+    LONGKV_TRY(product(l.o, attended, tokens, out.data()));
     if (!l.o_bias.empty()) add_bias(out.data(), l.o_bias.data(), tokens, c.dim, pool_);
     add_block(l.post_attn_norm, y.projected);
     y.mid = hidden;
@@ -195,11 +205,11 @@ Status ChunkModel::forward(const ChunkPrompt& prompt, std::span<const int32_t> i
     rms_norm(hidden.data(), c.dim, l.ffn_norm.data(), c.norm_eps, tokens, c.dim, norm.data(), c.dim, pool_);
     y.gate.resize(size_t(tokens * c.ff_dim));
     y.up.resize(size_t(tokens * c.ff_dim));
-    product(l.gate, norm.data(), tokens, y.gate.data());
-    product(l.up, norm.data(), tokens, y.up.data());
+    const ChunkOps::Product both[] = {{&l.gate, y.gate.data()}, {&l.up, y.up.data()}};
+    LONGKV_TRY(ops_->multiply(both, norm.data(), tokens));
     product_of_gates = y.gate;
     gate_mul(c.activation, product_of_gates.data(), y.up.data(), tokens * c.ff_dim, pool_);
-    product(l.down, product_of_gates.data(), tokens, out.data());
+    LONGKV_TRY(product(l.down, product_of_gates.data(), tokens, out.data()));
     add_block(l.post_ffn_norm, y.down);
   }
   tape.last = hidden;
@@ -209,16 +219,16 @@ Status ChunkModel::forward(const ChunkPrompt& prompt, std::span<const int32_t> i
   return {};
 }
 
-double ChunkModel::divergence(const float* teacher, const float* student, int64_t rows, float* dfinal) {
+Result<double> ChunkModel::divergence(const float* teacher, const float* student, int64_t rows, float* dfinal) {
   const ModelConfig& c = config();
   const Weight& output = model_->weights().output;
-  const auto logits_of = [&](const float* x) {
-    std::vector<float> logits(size_t(rows * c.vocab));
-    product(output, x, rows, logits.data());
-    if (c.final_softcap > 0) softcap_in_place(logits.data(), c.final_softcap, rows * c.vocab, pool_);
-    return logits;
-  };
-  std::vector<float> wanted = logits_of(teacher), found = logits_of(student);
+  std::vector<float> wanted(size_t(rows * c.vocab)), found(wanted.size());
+  LONGKV_TRY(product(output, teacher, rows, wanted.data()));
+  LONGKV_TRY(product(output, student, rows, found.data()));
+  if (c.final_softcap > 0) {
+    softcap_in_place(wanted.data(), c.final_softcap, rows * c.vocab, pool_);
+    softcap_in_place(found.data(), c.final_softcap, rows * c.vocab, pool_);
+  }
   std::vector<double> lost(size_t(rows), 0.0);
   pool_.run(rows, [&](int64_t t, int) {
     float *a = wanted.data() + t * c.vocab, *b = found.data() + t * c.vocab;
@@ -239,14 +249,15 @@ double ChunkModel::divergence(const float* teacher, const float* student, int64_
   });
   if (dfinal != nullptr) {
     std::fill_n(dfinal, rows * c.dim, 0.0f);
-    matmul_backward(output, wanted.data(), rows, dfinal, pool_);
+    const ChunkOps::Gradient one[] = {{&output, wanted.data()}};
+    LONGKV_TRY(ops_->multiply_backward(one, rows, dfinal));
   }
   double sum = 0;
   for (double x : lost) sum += x / double(rows);
   return sum;
 }
 
-double ChunkModel::next_token_loss(const ChunkTape& tape, std::span<const int32_t> ids, float* dfinal) {
+Result<double> ChunkModel::next_token_loss(const ChunkTape& tape, std::span<const int32_t> ids, float* dfinal) {
   constexpr int64_t kRowsAtOnce = 64;
   const ModelConfig& c = config();
   const Weight& output = model_->weights().output;
@@ -257,7 +268,7 @@ double ChunkModel::next_token_loss(const ChunkTape& tape, std::span<const int32_
   std::vector<double> lost(size_t(predicted), 0.0);
   for (int64_t begin = 0; begin < predicted; begin += kRowsAtOnce) {
     const int64_t rows = std::min(kRowsAtOnce, predicted - begin);
-    product(output, tape.final.data() + begin * c.dim, rows, logits.data());
+    LONGKV_TRY(product(output, tape.final.data() + begin * c.dim, rows, logits.data()));
     if (c.final_softcap > 0) softcap_in_place(logits.data(), c.final_softcap, rows * c.vocab, pool_);
     pool_.run(rows, [&](int64_t t, int) {
       float* x = logits.data() + t * c.vocab;
@@ -272,18 +283,19 @@ double ChunkModel::next_token_loss(const ChunkTape& tape, std::span<const int32_
         x[i] = float(d);
       }
     });
-    matmul_backward(output, logits.data(), rows, dfinal + begin * c.dim, pool_);
+    const ChunkOps::Gradient one[] = {{&output, logits.data()}};
+    LONGKV_TRY(ops_->multiply_backward(one, rows, dfinal + begin * c.dim));
   }
   return std::accumulate(lost.begin(), lost.end(), 0.0) / double(predicted);
 }
 
-void ChunkModel::backward(const ChunkPrompt& prompt, const OldMask& mask, const ChunkTape& tape, const float* dfinal,
-                          float* dvalues, std::vector<std::vector<float>>* keys) {
+Status ChunkModel::backward(const ChunkPrompt& prompt, const OldMask& mask, const ChunkTape& tape, const float* dfinal,
+                            float* dvalues, std::vector<std::vector<float>>* keys) {
   const ModelConfig& c = config();
   const int64_t tokens = tape.tokens, first = prompt.rows;
   const ModelWeights& weights = model_->weights();
   std::vector<float> dx(size_t(tokens * c.dim), 0.0f), dnorm(dx.size()), dblock(dx.size());
-  rms_norm_backward(tape.last.data(), weights.output_norm.data(), c.norm_eps, tokens, c.dim, dfinal, dx.data());
+  rms_norm_backward(tape.last.data(), weights.output_norm.data(), c.norm_eps, tokens, c.dim, dfinal, dx.data(), pool_);
 
   std::vector<float> dgate(size_t(tokens * c.ff_dim)), dup(dgate.size());
   std::vector<float> dout(size_t(tokens * c.heads * c.head_dim_v));
@@ -293,22 +305,24 @@ void ChunkModel::backward(const ChunkPrompt& prompt, const OldMask& mask, const 
   const auto through_norm = [&](const Vector& post_norm, const std::vector<float>& before) -> const float* {
     if (post_norm.empty()) return dx.data();
     std::fill(dblock.begin(), dblock.end(), 0.0f);
-    rms_norm_backward(before.data(), post_norm.data(), c.norm_eps, tokens, c.dim, dx.data(), dblock.data());
+    rms_norm_backward(before.data(), post_norm.data(), c.norm_eps, tokens, c.dim, dx.data(), dblock.data(), pool_);
     return dblock.data();
   };
   for (int layer = c.layers - 1; layer >= 0; --layer) {
     const LayerWeights& l = weights.layers[size_t(layer)];
     const LayerTape& y = tape.layers[size_t(layer)];
     std::fill(dup.begin(), dup.end(), 0.0f);
-    matmul_backward(l.down, through_norm(l.post_ffn_norm, y.down), tokens, dup.data(), pool_);
-    gate_mul_backward(c.activation, y.gate.data(), y.up.data(), tokens * c.ff_dim, dup.data(), dgate.data());
+    const ChunkOps::Gradient down[] = {{&l.down, through_norm(l.post_ffn_norm, y.down)}};
+    LONGKV_TRY(ops_->multiply_backward(down, tokens, dup.data()));
+    gate_mul_backward(c.activation, y.gate.data(), y.up.data(), tokens * c.ff_dim, dup.data(), dgate.data(), pool_);
     std::fill(dnorm.begin(), dnorm.end(), 0.0f);
-    matmul_backward(l.gate, dgate.data(), tokens, dnorm.data(), pool_);
-    matmul_backward(l.up, dup.data(), tokens, dnorm.data(), pool_);
-    rms_norm_backward(y.mid.data(), l.ffn_norm.data(), c.norm_eps, tokens, c.dim, dnorm.data(), dx.data());
+    const ChunkOps::Gradient both[] = {{&l.gate, dgate.data()}, {&l.up, dup.data()}};
+    LONGKV_TRY(ops_->multiply_backward(both, tokens, dnorm.data()));
+    rms_norm_backward(y.mid.data(), l.ffn_norm.data(), c.norm_eps, tokens, c.dim, dnorm.data(), dx.data(), pool_);
 
     std::fill(dout.begin(), dout.end(), 0.0f);
-    matmul_backward(l.o, through_norm(l.post_attn_norm, y.projected), tokens, dout.data(), pool_);
+    const ChunkOps::Gradient block[] = {{&l.o, through_norm(l.post_attn_norm, y.projected)}};
+    LONGKV_TRY(ops_->multiply_backward(block, tokens, dout.data()));
     if (mask.kind == OldRows::kGates && learns(layer)) {
       const int64_t at = layer * values_per_layer(mask.kind),
                     head_values = int64_t(c.heads / c.kv_heads) * c.head_dim_v;
@@ -325,8 +339,8 @@ void ChunkModel::backward(const ChunkPrompt& prompt, const OldMask& mask, const 
     const bool wanted = keys != nullptr && learns(layer);
     const int64_t before = a.prompt[0].rows, width = c.head_dim_k;
     dprompt.resize(wanted ? size_t(c.kv_heads * before * width) : 0);
-    attend_chunk_backward(a, y.attended.data(), y.lse.data(), dout.data(),
-                          {dq.data(), dk.data(), dv.data(), dmix, wanted ? dprompt.data() : nullptr}, pool_);
+    LONGKV_TRY(ops_->attend_backward(a, y.attended.data(), y.lse.data(), dout.data(),
+                                     {dq.data(), dk.data(), dv.data(), dmix, wanted ? dprompt.data() : nullptr}));
     if (wanted) {
       std::vector<float>& to = (*keys)[size_t(layer)];
       for (int h = 0; h < c.kv_heads; ++h) {
@@ -341,17 +355,17 @@ void ChunkModel::backward(const ChunkPrompt& prompt, const OldMask& mask, const 
       unturn(layer, d.data(), tokens, heads, first);
       if (weight.empty()) return;
       raw.assign(d.size(), 0.0f);
-      rms_norm_backward(x.data(), weight.data(), c.norm_eps, tokens * heads, c.head_dim_k, d.data(), raw.data());
+      rms_norm_backward(x.data(), weight.data(), c.norm_eps, tokens * heads, c.head_dim_k, d.data(), raw.data(), pool_);
       d.swap(raw);
     };
     before_rope(dq, l.q_norm, y.q_raw, c.heads);
     before_rope(dk, l.k_norm, y.k_raw, c.kv_heads);
     std::fill(dnorm.begin(), dnorm.end(), 0.0f);
-    matmul_backward(l.q, dq.data(), tokens, dnorm.data(), pool_);
-    matmul_backward(l.k, dk.data(), tokens, dnorm.data(), pool_);
-    matmul_backward(l.v, dv.data(), tokens, dnorm.data(), pool_);
-    rms_norm_backward(y.x.data(), l.attn_norm.data(), c.norm_eps, tokens, c.dim, dnorm.data(), dx.data());
+    const ChunkOps::Gradient projections[] = {{&l.q, dq.data()}, {&l.k, dk.data()}, {&l.v, dv.data()}};
+    LONGKV_TRY(ops_->multiply_backward(projections, tokens, dnorm.data()));
+    rms_norm_backward(y.x.data(), l.attn_norm.data(), c.norm_eps, tokens, c.dim, dnorm.data(), dx.data(), pool_);
   }
+  return {};
 }
 
 }  // namespace longkv

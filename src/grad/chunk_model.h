@@ -12,9 +12,9 @@
 
 #include "base/threads.h"
 #include "grad/chunk_attention.h"
+#include "grad/chunk_ops.h"
 #include "kv/cache.h"
 #include "model/model.h"
-#include "ops/matmul.h"
 
 namespace longkv {
 
@@ -25,11 +25,13 @@ enum class OldRows {
 };
 
 // The document before a chunk: the first `rows` tokens of a cache, of which `middle` are old. Where rows were evicted
-// or merged, all that a cache has left. Rows of other types than fp32 are decoded.
+// or merged, all that a cache has left. Rows of other types than fp32 are decoded. Under an id, which no other rows may
+// ever have, operators on a card may keep copies of the rows; 0: they may not.
 struct ChunkPrompt {
   const KvCache& cache;
   int64_t rows;
   RowRange middle;
+  uint64_t id = 0;
 };
 
 struct ChunkTape;
@@ -64,28 +66,28 @@ struct ChunkTape {
 
 class ChunkModel {
  public:
-  // `products` are those of the forward pass; the backward pass is fp32.
+  // `ops` compute what is heavy; nullptr: the CPU, in fp32. They must take the weights of this very model.
   // Errors: kUnsupported for models whose attention caps its scores.
   static Result<std::unique_ptr<ChunkModel>> create(std::shared_ptr<const LoadedModel> model, int64_t context,
-                                                    ThreadPool& pool, ProductType products = ProductType::kF32);
+                                                    ThreadPool& pool, std::unique_ptr<ChunkOps> ops = nullptr);
 
   // Layers with a sliding window have no old rows.
-  // Errors: kInvalidArgument (ids).
+  // Errors: kInvalidArgument (ids), and here and below those of the operators.
   Status forward(const ChunkPrompt& prompt, std::span<const int32_t> ids, const OldMask& mask, ChunkTape& tape);
 
   // dfinal: gradient of tape.final. Adds that of the mask's values to dvalues. With `keys`, which then gets a layer
   // each, also the gradient by the keys of full attention as they were attended, RoPE applied: [kv_heads][rows held,
   // then the chunk's][dim_k]; empty for layers with a sliding window.
-  void backward(const ChunkPrompt& prompt, const OldMask& mask, const ChunkTape& tape, const float* dfinal,
-                float* dvalues, std::vector<std::vector<float>>* keys = nullptr);
+  Status backward(const ChunkPrompt& prompt, const OldMask& mask, const ChunkTape& tape, const float* dfinal,
+                  float* dvalues, std::vector<std::vector<float>>* keys = nullptr);
 
   // Mean cross-entropy of the chunk's tokens but the first, each predicted from the one before, and its gradient by
   // tape.final. NaN without two tokens.
-  double next_token_loss(const ChunkTape& tape, std::span<const int32_t> ids, float* dfinal);
+  Result<double> next_token_loss(const ChunkTape& tape, std::span<const int32_t> ids, float* dfinal);
 
   // Mean over `rows` rows of KL(teacher || student) of the next token, from final hidden states [rows][dim]; its
   // gradient by the student's is written to dfinal unless that is nullptr.
-  double divergence(const float* teacher, const float* student, int64_t rows, float* dfinal);
+  Result<double> divergence(const float* teacher, const float* student, int64_t rows, float* dfinal);
 
   // A layer's attention under a mask, with the queries, keys and values of a tape.
   ChunkAttention attention_of(int layer, const ChunkPrompt& prompt, const OldMask& mask, const LayerTape& tape,
@@ -94,22 +96,23 @@ class ChunkModel {
   // Rows [rows][head_dim_k] of a layer's queries or keys as they would be `distance` positions later.
   void move(int layer, double distance, float* x, int64_t rows) const;
 
+  ChunkOps& ops() const { return *ops_; }
   const ModelConfig& config() const { return model_->config(); }
   // Values that `kind` learns per layer.
   int64_t values_per_layer(OldRows kind) const;
   bool learns(int layer) const { return config().window.empty() || config().window[size_t(layer)] == 0; }
 
  private:
-  ChunkModel(std::shared_ptr<const LoadedModel> model, int64_t context, ThreadPool& pool, ProductType products);
+  ChunkModel(std::shared_ptr<const LoadedModel> model, int64_t context, ThreadPool& pool,
+             std::unique_ptr<ChunkOps> ops);
   const RopeTable& rope_of(int layer) const;
-  void product(const Weight& w, const float* x, int64_t tokens, float* y);
+  Status product(const Weight& w, const float* x, int64_t tokens, float* y);
   void decode_rows_of(ChunkAttention& a) const;
   void unturn(int layer, float* x, int64_t tokens, int heads, int64_t first_position);
 
   std::shared_ptr<const LoadedModel> model_;
   ThreadPool& pool_;
-  Matmul matmul_;
-  MatmulInput input_;
+  std::unique_ptr<ChunkOps> ops_;
   RopeTable rope_, rope_window_;
 };
 

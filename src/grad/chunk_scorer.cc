@@ -40,7 +40,8 @@ ChunkScorer::~ChunkScorer() = default;
 
 Result<std::unique_ptr<ChunkScorer>> ChunkScorer::create(std::shared_ptr<const LoadedModel> model, int64_t context,
                                                          ProductType products, ThreadPool& pool) {
-  LONGKV_ASSIGN(auto chunk_model, ChunkModel::create(std::move(model), context, pool, products));
+  LONGKV_ASSIGN(auto chunk_model,
+                ChunkModel::create(std::move(model), context, pool, make_cpu_chunk_ops(pool, products)));
   return std::unique_ptr<ChunkScorer>(new ChunkScorer(std::move(chunk_model), pool));
 }
 
@@ -63,9 +64,9 @@ Status ChunkScorer::run(const KvCache& cache, std::span<const int32_t> ids, Keep
   std::vector<std::vector<float>> gradients;
   if (scoring != KeepScoring::kMass) {
     tapes_->dfinal.resize(tape.final.size());
-    const double loss = model_->next_token_loss(tape, ids, tapes_->dfinal.data());
+    LONGKV_ASSIGN(const double loss, model_->next_token_loss(tape, ids, tapes_->dfinal.data()));
     if (std::isfinite(loss)) {
-      model_->backward(prompt, {}, tape, tapes_->dfinal.data(), nullptr, &gradients);
+      LONGKV_TRY(model_->backward(prompt, {}, tape, tapes_->dfinal.data(), nullptr, &gradients));
     } else if (tokens > 1) {
       LONGKV_TRY(
           notice(fmt::format("the loss of the {} tokens from {} on is not a finite number, so merged keys are "

@@ -14,6 +14,7 @@ namespace {
 // A task decodes 64 rows by 256 columns at a time, 64 KiB: whole blocks of every weight type.
 constexpr int64_t kRows = 64;
 constexpr int64_t kColumns = 256;
+constexpr int64_t kValues = 4096;  // of a task that works value by value
 
 }  // namespace
 
@@ -34,38 +35,44 @@ void matmul_backward(const Weight& w, const float* dy, int64_t tokens, float* dx
 }
 
 void rms_norm_backward(const float* x, const float* weight, float eps, int64_t rows, int64_t dim, const float* dy,
-                       float* dx) {
-  for (int64_t i = 0; i < rows; ++i, x += dim, dy += dim, dx += dim) {
-    double squares = 0, inner = 0;
-    for (int64_t c = 0; c < dim; ++c) {
-      squares += double(x[c]) * x[c];
-      inner += double(x[c]) * weight[c] * dy[c];
+                       float* dx, ThreadPool& pool) {
+  const int64_t per_task = std::max<int64_t>(1, kValues / dim);
+  pool.run(ceil_div(rows, per_task), [&](int64_t task, int) {
+    for (int64_t i = task * per_task; i < std::min(rows, (task + 1) * per_task); ++i) {
+      const float *at = x + i * dim, *d = dy + i * dim;
+      double squares = 0, inner = 0;
+      for (int64_t c = 0; c < dim; ++c) {
+        squares += double(at[c]) * at[c];
+        inner += double(at[c]) * weight[c] * d[c];
+      }
+      const double r = 1.0 / std::sqrt(squares / double(dim) + eps);
+      const float scale = float(r), along = float(r * r * r / double(dim) * inner);
+      for (int64_t c = 0; c < dim; ++c) dx[i * dim + c] += scale * weight[c] * d[c] - along * at[c];
     }
-    const double r = 1.0 / std::sqrt(squares / double(dim) + eps);
-    const float scale = float(r), along = float(r * r * r / double(dim) * inner);
-    for (int64_t c = 0; c < dim; ++c) dx[c] += scale * weight[c] * dy[c] - along * x[c];
-  }
+  });
 }
 
 void gate_mul_backward(Activation activation, const float* gate, const float* up, int64_t n, float* dm_dup,
-                       float* dgate) {
-  for (int64_t i = 0; i < n; ++i) {
-    const float g = gate[i];
-    float value, slope;
-    if (activation == Activation::kSilu) {
-      const float sigmoid = 1.0f / (1.0f + std::exp(-g));
-      value = g * sigmoid;
-      slope = sigmoid * (1.0f + g * (1.0f - sigmoid));
-    } else {
-      // gelu(g) = g/2 (1 + tanh(a (g + b g^3))).
-      constexpr float kA = 0.7978845608028654f, kB = 0.044715f;
-      const float tanh = std::tanh(kA * (g + kB * g * g * g));
-      value = 0.5f * g * (1.0f + tanh);
-      slope = 0.5f * (1.0f + tanh) + 0.5f * g * (1.0f - tanh * tanh) * kA * (1.0f + 3.0f * kB * g * g);
+                       float* dgate, ThreadPool& pool) {
+  pool.run(ceil_div(n, kValues), [&](int64_t task, int) {
+    for (int64_t i = task * kValues; i < std::min(n, (task + 1) * kValues); ++i) {
+      const float g = gate[i];
+      float value, slope;
+      if (activation == Activation::kSilu) {
+        const float sigmoid = 1.0f / (1.0f + std::exp(-g));
+        value = g * sigmoid;
+        slope = sigmoid * (1.0f + g * (1.0f - sigmoid));
+      } else {
+        // gelu(g) = g/2 (1 + tanh(a (g + b g^3))).
+        constexpr float kA = 0.7978845608028654f, kB = 0.044715f;
+        const float tanh = std::tanh(kA * (g + kB * g * g * g));
+        value = 0.5f * g * (1.0f + tanh);
+        slope = 0.5f * (1.0f + tanh) + 0.5f * g * (1.0f - tanh * tanh) * kA * (1.0f + 3.0f * kB * g * g);
+      }
+      dgate[i] = dm_dup[i] * up[i] * slope;
+      dm_dup[i] *= value;
     }
-    dgate[i] = dm_dup[i] * up[i] * slope;
-    dm_dup[i] *= value;
-  }
+  });
 }
 
 }  // namespace longkv

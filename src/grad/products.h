@@ -16,10 +16,10 @@ void matmul_backward(const Weight& w, const float* dy, int64_t tokens, float* dx
 // y = weight * x * r with r = (mean(x^2) + eps)^(-1/2), for `rows` rows of `dim` values:
 // dx += r * (weight * dy) - x * r^3 / dim * <x, weight * dy>.
 void rms_norm_backward(const float* x, const float* weight, float eps, int64_t rows, int64_t dim, const float* dy,
-                       float* dx);
+                       float* dx, ThreadPool& pool);
 
 // m = activation(gate) * up: replaces dm by the gradient of up and writes that of gate. n values.
 void gate_mul_backward(Activation activation, const float* gate, const float* up, int64_t n, float* dm_dup,
-                       float* dgate);
+                       float* dgate, ThreadPool& pool);
 
 }  // namespace longkv

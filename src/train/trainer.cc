@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "cuda/card_chunk_ops.h"
 
 namespace longkv {
 
@@ -69,12 +70,18 @@ Trainer::Trainer(std::shared_ptr<const LoadedModel> model, const Tokenizer& toke
 
 Result<std::unique_ptr<Trainer>> Trainer::create(const std::shared_ptr<const LoadedModel>& model,
                                                  const Tokenizer& tokenizer, const TrainOptions& options,
-                                                 ThreadPool& pool) {
+                                                 ThreadPool& pool, const std::shared_ptr<CardModel>& card,
+                                                 int64_t card_chunk) {
   LONGKV_TRY(check_options(options));
   std::unique_ptr<Trainer> t(new Trainer(model, tokenizer, options, pool));
   const ModelConfig& c = model->config();
   const int64_t context = options.longest + options.lessons.max_chunk;
-  LONGKV_ASSIGN(t->chunks_, ChunkModel::create(model, context, pool));
+  LONGKV_TRY(t->open_reader(card, card_chunk));  // takes its memory of a card first
+  std::unique_ptr<ChunkOps> ops;
+  if (card) {
+    LONGKV_ASSIGN(ops, make_card_chunk_ops(card, pool));
+  }
+  LONGKV_ASSIGN(t->chunks_, ChunkModel::create(model, context, pool, std::move(ops)));
   t->shape_ = {c.layers, c.kv_heads, c.head_dim_k, c.head_dim_v, {}, options.streaming};
   for (int layer = 0; layer < c.layers; ++layer) t->shape_.learns.push_back(t->chunks_->learns(layer));
   if (!options.streaming.empty() && (int64_t(options.streaming.size()) != t->shape_.heads() ||
@@ -117,26 +124,42 @@ int64_t Trainer::length_of(int64_t document) const {
              : options_.shortest + (options_.longest - options_.shortest) * at / (options_.lengths - 1);
 }
 
-Result<Trainer::Reading> Trainer::new_reading() const {
+Status Trainer::open_reader(const std::shared_ptr<CardModel>& card, int64_t card_chunk) {
   SessionOptions options;
   options.context = options_.longest + options_.lessons.max_chunk;
   options.window_slack = options_.longest;  // questions are asked from the document's middle on
+  options.card = card;
+  options.card_kv = options.card_decodes = false;
+  options.card_chunk = card_chunk;
   LONGKV_ASSIGN(options.recipe, parse_recipe("store=f32"));
-  Reading reading;
-  LONGKV_ASSIGN(reading.session, Session::create(model_, options, pool_));
-  return reading;
+  LONGKV_ASSIGN(reader_, Session::create(model_, options, pool_));
+  return {};
 }
 
 Status Trainer::read(Reading& reading, const LessonOptions& options, int64_t index, int64_t tokens) {
   if (index == reading.index) return {};
-  if (!reading.session) {
-    LONGKV_ASSIGN(reading, new_reading());
+  if (!reading.kv) {
+    LONGKV_ASSIGN(reading.kv, reader_->make_kv(reader_->options().recipe));
   }
   reading.index = -1;
+  chunks_->ops().forget(reading.id);
   reading.teacher.clear();
   LONGKV_ASSIGN(reading.lesson, make_lesson(tokenizer_, options, uint64_t(index), tokens));
-  LONGKV_TRY(reading.session->truncate(0));
-  LONGKV_TRY(reading.session->prefill(reading.lesson.document));
+  LONGKV_TRY(reading.kv->truncate(TokenCount{0}));
+  LONGKV_TRY(reader_->truncate(0));
+  Status done;
+  if (reader_->reads_on_card()) {
+    // The card fills one cache; others take in what it reads.
+    reader_->kv().add_follower(reading.kv.get());
+    done = reader_->prefill(reading.lesson.document);
+    reader_->kv().clear_followers();
+  } else {
+    reader_->exchange_kv(reading.kv);
+    done = reader_->prefill(reading.lesson.document);
+    reader_->exchange_kv(reading.kv);
+  }
+  LONGKV_TRY(done);
+  reading.id = ++documents_read_;
   reading.teacher.resize(reading.lesson.questions.size());
   reading.index = index;
   return {};
@@ -151,7 +174,7 @@ Status Trainer::read_first_documents() {
 }
 
 ChunkPrompt Trainer::prompt_of(const Reading& reading, const Question& question) const {
-  return {reading.session->kv().cache(), question.after, middle_of(question.after)};
+  return {reading.kv->cache(), question.after, middle_of(question.after), reading.id};
 }
 
 Result<double> Trainer::question_loss(Reading& reading, size_t asked, const Student& student,
@@ -170,8 +193,8 @@ Result<double> Trainer::question_loss(Reading& reading, size_t asked, const Stud
   double loss = 0;
   if (options_.loss == TrainLoss::kDivergence) {
     const int64_t at = question.loss_from * dim;
-    loss = chunks_->divergence(teacher.data() + at, student_.final.data() + at, end - question.loss_from,
-                               gradient == nullptr ? nullptr : d.data() + at);
+    LONGKV_ASSIGN(loss, chunks_->divergence(teacher.data() + at, student_.final.data() + at, end - question.loss_from,
+                                            gradient == nullptr ? nullptr : d.data() + at));
   } else {
     double squares = 0, lost = 0;
     for (int64_t i = question.loss_from * dim; i < end * dim; ++i) {
@@ -190,7 +213,7 @@ Result<double> Trainer::question_loss(Reading& reading, size_t asked, const Stud
   }
   if (gradient != nullptr) {
     std::vector<float> dmask(student.values.size(), 0.0f);
-    chunks_->backward(prompt, mask, student_, d.data(), dmask.data());
+    LONGKV_TRY(chunks_->backward(prompt, mask, student_, d.data(), dmask.data()));
     gradient_of_values(dmask, *gradient);
     for (float g : *gradient) {
       if (std::isfinite(g)) continue;

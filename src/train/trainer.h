@@ -87,10 +87,14 @@ struct TrainResult {
 
 class Trainer {
  public:
-  // Errors: kInvalidArgument (options), kUnsupported (nothing in the model can be learned), kOutOfMemory.
+  // With `card`, which has the weights of this very model, documents are read there and what is heavy is computed
+  // there; card_chunk: tokens of a document that pass a layer together, 0 as memory and speed suggest.
+  // Errors: kInvalidArgument (options), kUnsupported (nothing in the model can be learned, or not on a card),
+  // kOutOfMemory.
   static Result<std::unique_ptr<Trainer>> create(const std::shared_ptr<const LoadedModel>& model,
                                                  const Tokenizer& tokenizer, const TrainOptions& options,
-                                                 ThreadPool& pool);
+                                                 ThreadPool& pool, const std::shared_ptr<CardModel>& card = nullptr,
+                                                 int64_t card_chunk = 0);
 
   // Runs to the end, or until `cancel`. With `checkpoint`, the state is written there at least once a minute and before
   // returning, and read from there at the start when the file exists.
@@ -100,6 +104,7 @@ class Trainer {
                           const std::atomic<bool>* cancel);
 
   const MaskShape& shape() const { return shape_; }
+  bool on_card() const { return reader_->on_card(); }
 
  private:
   struct State {
@@ -121,7 +126,8 @@ class Trainer {
   };
   // A document as it was read, and what is asked about it.
   struct Reading {
-    std::unique_ptr<Session> session;
+    std::unique_ptr<KvSession> kv;
+    uint64_t id = 0;  // of these rows, ChunkPrompt
     Lesson lesson;
     int64_t index = -1;  // of the lesson; -1: none
     // The teacher's final rows by question, [tokens][dim], recorded when first wanted. Gates need all of its tape.
@@ -132,7 +138,7 @@ class Trainer {
 
   Trainer(std::shared_ptr<const LoadedModel> model, const Tokenizer& tokenizer, const TrainOptions& options,
           ThreadPool& pool);
-  Result<Reading> new_reading() const;
+  Status open_reader(const std::shared_ptr<CardModel>& card, int64_t card_chunk);
   Status read(Reading& reading, const LessonOptions& options, int64_t index, int64_t tokens);
   Status read_first_documents();
   ChunkPrompt prompt_of(const Reading& reading, const Question& question) const;
@@ -174,6 +180,8 @@ class Trainer {
   ThreadPool& pool_;
   MaskShape shape_;
   std::unique_ptr<ChunkModel> chunks_;
+  std::unique_ptr<Session> reader_;  // reads documents into the caches of readings
+  uint64_t documents_read_ = 0;
   std::vector<Reading> readings_;  // of all kinds of lesson in turn: their questions take turns
   std::vector<Reading> held_out_;  // the same, of documents that nothing is learned from
   ChunkTape teacher_, student_;

@@ -103,7 +103,7 @@ Status Trainer::add_quadratics(const Reading& reading, const Question& question,
     const ChunkAttention a = chunks_->attention_of(layer, prompt, student, tape, teacher_.tokens);
     out.resize(tape.attended.size());
     lse.resize(tape.lse.size());
-    attend_chunk(a, out.data(), lse.data(), pool_);
+    LONGKV_TRY(chunks_->ops().attend(a, out.data(), lse.data()));
     add_channel_quadratic(
         a, mask.data() + layer * c.kv_heads * dim, out.data(), lse.data(), tape.attended.data(),
         model_->weights().layers[size_t(layer)].o, rows,
@@ -195,7 +195,7 @@ Result<Trainer::Curves> Trainer::measure_curves(const std::vector<std::vector<fl
           OldMask without;
           without.kind = OldRows::kGates;
           const ChunkAttention a = attention(without);
-          attend_chunk(a, out.data(), lse.data(), pool_);
+          LONGKV_TRY(chunks_->ops().attend(a, out.data(), lse.data()));
           for (int64_t t : rows) {
             for (int64_t g = 0; g < heads * a.group; ++g) {
               const auto at = size_t(t * heads * a.group + g);
@@ -221,7 +221,7 @@ Result<Trainer::Curves> Trainer::measure_curves(const std::vector<std::vector<fl
             mask.heads = removed;
           }
           const ChunkAttention a = attention(mask);
-          attend_chunk(a, out.data(), lse.data(), pool_);
+          LONGKV_TRY(chunks_->ops().attend(a, out.data(), lse.data()));
           add_output_losses(
               a, out.data(), tape.attended.data(), model_->weights().layers[size_t(layer)].o, rows,
               output_weight(model_->weights().layers[size_t(layer)], tape) / (double(rows.size()) * double(c.dim)),

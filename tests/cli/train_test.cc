@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "cuda/cards.h"
 #include "support/paths.h"
 #include "support/program.h"
 #include "support/tiny_model.h"
@@ -68,6 +69,11 @@ TEST(CliTrain, SaysWhatCannotBeLearned) {
   EXPECT_TRUE(
       refuses(longkv_program({"train", "leank", "-m", capped.write("capped.gguf"), "-o", mask}), 1, "not capped"));
   const std::string text = write_temp("short.txt", "Too short to learn from.\n");
+  EXPECT_TRUE(refuses(longkv_program(train("leank", mask, {"--kv-place", "gpu"})), 2, "learns, from rows in memory"));
+  EXPECT_TRUE(refuses(longkv_program(train("leank", mask, {"-ngl", "0", "--device", "cuda0"})), 2, "contradict"));
+  if (const auto cards = cuda_cards(); !cards.ok()) {
+    EXPECT_TRUE(refuses(longkv_program(train("leank", mask, {"-ngl", "all"})), 1, cards.status().message()));
+  }
   EXPECT_TRUE(refuses(longkv_program(train("leank", mask, {"--data", text})), 2, "give longer texts"));
   EXPECT_TRUE(refuses(longkv_program(train("leank", mask, {"--only-data"})), 2, "some of your own"));
   EXPECT_TRUE(refuses(longkv_program(train("leank", mask, {"--data", "/nowhere/x.txt"})), 1, "/nowhere/x.txt"));
