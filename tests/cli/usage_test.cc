@@ -213,10 +213,10 @@ TEST(CliUsage, HelpIsTheCommandsOwn) {
   const auto help = [](const std::string& command) { return longkv_program({command, "--help-all"}).out; };
   EXPECT_NE(help("serve").find("--ubatch-size N=256"), std::string::npos);
   EXPECT_NE(help("run").find("--ubatch-size N=512"), std::string::npos);
-  for (const char* command : {"run", "chat", "score", "eval", "plan"}) {
+  for (const char* command : {"run", "chat", "score", "eval", "train", "plan"}) {
     EXPECT_NE(help(command).find("--gpu-layers"), std::string::npos) << command;
   }
-  for (const char* command : {"serve", "train", "eval-kv", "search-prefill"}) {
+  for (const char* command : {"serve", "eval-kv", "search-prefill"}) {
     for (const char* option : {"--gpu-layers", "--vram", "--kv-place", "--kv-dir", "--device"})
       EXPECT_EQ(help(command).find(option), std::string::npos) << command << option;
   }
