@@ -89,7 +89,7 @@ int main(int argc, char** argv) {
   const int64_t last = tokens - 1;
   check(cudaMemcpy(position, &last, 8, cudaMemcpyHostToDevice));
   const auto scratch = card::BitsScratch::at(memory(card::BitsScratch::bytes(kHeads, kBlock, blocks)), kHeads);
-  auto* scores = reinterpret_cast<float*>(memory(kKvHeads * blocks * 4));
+  auto* scores = reinterpret_cast<float*>(memory(card::score_bytes(kKvHeads, blocks)));
   const card::ChoiceRules rules{4096, 16, 64, false, false};
   const int64_t stride = rules.tiles(kBlock);
   auto* tiles = reinterpret_cast<int32_t*>(memory(kKvHeads * (stride * 8 + 4)));
@@ -101,9 +101,9 @@ int main(int argc, char** argv) {
   const auto score_boxes = [&](int l) {
     check(card::score_blocks(q, kHeads, rows, boxes[size_t(l % kIndexes)], rules, position, scores, stream));
   };
-  const auto choose = [&](int) {
-    check(card::choose_blocks(scores, kKvHeads, boxes[0], rules, position, tiles, tiles + kKvHeads * stride * 2, stride,
-                              stream));
+  const auto choose = [&](bool topped) {
+    check(card::choose_blocks(scores, topped, kKvHeads, boxes[0], rules, position, tiles, tiles + kKvHeads * stride * 2,
+                              stride, stream));
   };
   const auto show = [&](const char* what, int64_t bytes, const std::function<void(int)>& layer) {
     const double ms = median_ms(stream, [&] {
@@ -117,9 +117,9 @@ int main(int argc, char** argv) {
   };
   std::printf("%lld tokens, %d layers\n", static_cast<long long>(tokens), layers);
   show("one-bit keys: scores", bits_bytes, score_bits);
-  show("one-bit keys: scores and choice", bits_bytes, [&](int l) { score_bits(l), choose(l); });
-  show("choice alone", 0, choose);
+  show("one-bit keys: scores and choice", bits_bytes, [&](int l) { score_bits(l), choose(true); });
+  show("choice alone", 0, [&](int) { choose(false); });
   show("boxes in bytes: scores", box_bytes, score_boxes);
-  show("boxes in bytes: scores and choice", box_bytes, [&](int l) { score_boxes(l), choose(l); });
+  show("boxes in bytes: scores and choice", box_bytes, [&](int l) { score_boxes(l), choose(false); });
   return 0;
 }

@@ -13,11 +13,13 @@
 //               comes off the sums that way
 #include <cuda_fp16.h>
 
+#include "cuda/async.cuh"
 #include "cuda/bits.h"
 #include "cuda/choice.cuh"
 #include "cuda/key_row.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
+#include "cuda/radix.cuh"
 
 namespace longkv::card {
 
@@ -131,16 +133,12 @@ struct ScanArgs {
 };
 
 // Sums of 16 tokens (unsigned bytes) by 8 columns (signed bytes) over 32 channels, from `from` on.
-__device__ __forceinline__ void mma_bytes(int (&to)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], int high,
-                                          int low) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%10,%11};"
+__device__ __forceinline__ void mma_bytes(int (&to)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                          const int4& from) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
       : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(high), "r"(low));
-}
-__device__ __forceinline__ void copy_ahead(void* to, const void* from) {
-  const auto at = unsigned(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(at), "l"(from));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(from.x), "r"(from.y), "r"(from.z),
+        "r"(from.w));
 }
 
 constexpr int kScanWarps = 4, kStages = 3, kHeadSet = 4;
@@ -159,7 +157,8 @@ __global__ void __launch_bounds__(kScanWarps * 32, kDim <= 128 && kSets == 1 ? 6
   constexpr int kGroups = kDim / 32, kLaneWords = kDim == 64 ? 1 : kDim / 128;
   constexpr int kCodeBytes = kChunk * kDim / 8, kChunkBytes = kCodeBytes + kChunk * kGroups * 2;
   __shared__ __align__(16) uint8_t staged[kScanWarps][kStages][kChunkBytes];
-  __shared__ short queries[kSets * kHeadSet][kDim];
+  __shared__ __align__(16) int8_t queries[kSets * kHeadSet][2][kDim];  // high and low parts, as products take them
+  __shared__ __align__(16) int4 starts[kSets * kHeadSet][kGroups];
   __shared__ float units[kSets * kHeadSet];
   __shared__ float tops[kScanWarps][kSets * kHeadSet], sums[kScanWarps][kSets * kHeadSet];
   let_next_start();
@@ -187,7 +186,7 @@ __global__ void __launch_bounds__(kScanWarps * 32, kDim <= 128 && kSets == 1 ? 6
           copy_ahead(to + kCodeBytes + i + lane * 16, sizes + at * (kChunkBytes - kCodeBytes) + i + lane * 16);
       }
     }
-    asm volatile("cp.async.commit_group;");
+    commit_copies();
   };
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) fetch(chunk + i * stride, i);
@@ -209,49 +208,44 @@ __global__ void __launch_bounds__(kScanWarps * 32, kDim <= 128 && kSets == 1 ? 6
       largest = warp_max(largest);
     }
     const float inverse = largest > 0.0f ? float(kLargestQuery) / largest : 0.0f;
+    // Of the two bits of a channel's byte that products take together the second is worth twice the first.
+    const int first_bit = lane % 8 < 4 ? 2 : 1;
 #pragma unroll
-    for (int j = 0; j < kGroups; ++j) queries[h][32 * j + lane] = short(__float2int_rn(x[j] * inverse));
-    if (lane == 0) units[h] = largest / float(kLargestQuery) * 0.125f * p.scale * kLog2E;
+    for (int j = 0; j < kGroups; ++j) {
+      const int v = __float2int_rn(x[j] * inverse), high = (v + 32) >> 6, low = v - 64 * high, place = 2 * (j % 4);
+      queries[h][0][32 * j + lane] = int8_t(high * first_bit);
+      queries[h][1][32 * j + lane] = int8_t(low * first_bit);
+      // Of sums: a query's own sum comes off, as a bit that is not set counts -1.
+      const int of_high = __float_as_int(kExact) - (__reduce_add_sync(kAllLanes, high) << place);
+      const int of_low = __float_as_int(kExact) - (__reduce_add_sync(kAllLanes, low) << place);
+      if (lane == 0) starts[h][j] = make_int4(of_high, of_low, of_high, of_low);
+    }
+    // Above 0 also for a query of zeros, so that minus infinity stays what it is.
+    if (lane == 0) units[h] = fmaxf(largest / float(kLargestQuery) * 0.125f * p.scale * kLog2E, 1e-30f);
   }
   __syncthreads();
   uint32_t q[kSets][kGroups][2];
-  int start[kSets][kGroups][2];  // of sums: a query's own sum comes off, as a bit that is not set counts -1
+  int4 start[kSets][kGroups];
   float unit[kSets];
 #pragma unroll
   for (int set = 0; set < kSets; ++set) {
-    const short* column = queries[set * kHeadSet + g / 2];
-    const short* own = queries[set * kHeadSet + c];
     unit[set] = units[set * kHeadSet + c];
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        uint32_t word = 0;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int v = column[32 * group + 8 * c + 4 * h + j], high = (v + 32) >> 6;
-          word |= (uint32_t(g % 2 == 0 ? high : v - 64 * high) * (2u - h) & 0xffu) << (8 * j);
-        }
-        q[set][group][h] = word;
-      }
-      int of_high = 0, of_low = 0;
-      for (int j = 0; j < 32; ++j) {
-        const int v = own[32 * group + j], high = (v + 32) >> 6;
-        of_high += high, of_low += v - 64 * high;
-      }
-      const int place = kDim == 64 ? group : group % 4;
-      start[set][group][0] = __float_as_int(kExact) - (of_high << (2 * place));
-      start[set][group][1] = __float_as_int(kExact) - (of_low << (2 * place));
+      const int8_t* column = queries[set * kHeadSet + g / 2][g % 2] + 32 * group + 8 * c;
+      q[set][group][0] = *reinterpret_cast<const uint32_t*>(column);
+      q[set][group][1] = *reinterpret_cast<const uint32_t*>(column + 4);
+      start[set][group] = starts[set * kHeadSet + c][group];
     }
   }
   // Exponentials count from `top`, which follows the scores only when one is far above it. Of head c of a set.
-  constexpr float kFar = 40.0f;
+  constexpr float kFar = 0x1p40f;
   float top[kSets], sum[kSets];
 #pragma unroll
   for (int set = 0; set < kSets; ++set) top[set] = kMinusInfinity, sum[set] = 0.0f;
   int stage = 0;
   for (; chunk < chunk_end; chunk += stride) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
+    await_copies<kStages - 2>();
     __syncwarp();
     // To where the chunk before this one was, which every lane has read.
     fetch(chunk + (kStages - 1) * stride, stage == 0 ? kStages - 1 : stage - 1);
@@ -301,7 +295,7 @@ __global__ void __launch_bounds__(kScanWarps * 32, kDim <= 128 && kSets == 1 ? 6
 #pragma unroll
           for (int set = 0; set < kSets; ++set) {
             int d[4];
-            mma_bytes(d, a, q[set][group], start[set][group][0], start[set][group][1]);
+            mma_bytes(d, a, q[set][group], start[set][group]);
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
               // 64 high + low, exactly: kExact / 64 more is subtracted from high, for what is too much of low.
@@ -310,34 +304,47 @@ __global__ void __launch_bounds__(kScanWarps * 32, kDim <= 128 && kSets == 1 ? 6
             }
           }
         }
-        const bool there = chunk * 4 + tile >= tile_begin && chunk * 4 + tile < tile_end;
 #pragma unroll
-        for (int set = 0; set < kSets; ++set) {
-#pragma unroll
-          for (int r = 0; r < 2; ++r) x[set][tile][r] = there ? s[set][r] * unit[set] : kMinusInfinity;
-        }
+        for (int set = 0; set < kSets; ++set) x[set][tile][0] = s[set][0], x[set][tile][1] = s[set][1];
       }
     }
     stage = stage == kStages - 1 ? 0 : stage + 1;
+    if (chunk * 4 < tile_begin || chunk * 4 + 4 > tile_end) {  // tiles that are not to be chosen from
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        const bool there = chunk * 4 + t >= tile_begin && chunk * 4 + t < tile_end;
+#pragma unroll
+        for (int set = 0; set < kSets; ++set) {
+          if (!there) x[set][t][0] = x[set][t][1] = kMinusInfinity;
+        }
+      }
+    }
 #pragma unroll
     for (int set = 0; set < kSets; ++set) {
-      float best = fmaxf(x[set][0][0], x[set][0][1]);
+      float mass[4];
+      const auto weigh = [&] {
 #pragma unroll
-      for (int t = 1; t < 4; ++t) best = fmaxf(best, fmaxf(x[set][t][0], x[set][t][1]));
-      if (__any_sync(kAllLanes, best > top[set] + kFar)) {
+        for (int t = 0; t < 4; ++t) {
+          mass[t] =
+              exp2_fast(fmaf(x[set][t][0], unit[set], -top[set])) + exp2_fast(fmaf(x[set][t][1], unit[set], -top[set]));
+        }
+        return (mass[0] + mass[1]) + (mass[2] + mass[3]);
+      };
+      float all = weigh();
+      if (__any_sync(kAllLanes, !(all <= kFar))) {  // also where nothing was seen before
+        float best = fmaxf(x[set][0][0], x[set][0][1]);
+#pragma unroll
+        for (int t = 1; t < 4; ++t) best = fmaxf(best, fmaxf(x[set][t][0], x[set][t][1]));
 #pragma unroll
         for (int step = 4; step < 32; step *= 2) best = fmaxf(best, __shfl_xor_sync(kAllLanes, best, step));
+        best *= unit[set];
         if (best > top[set]) {
           sum[set] *= exp2_fast(top[set] - best);
           top[set] = best;
         }
+        all = weigh();
       }
-      float mass[4];
-#pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        mass[t] = exp2_fast(x[set][t][0] - top[set]) + exp2_fast(x[set][t][1] - top[set]);
-        sum[set] += mass[t];
-      }
+      sum[set] += all;
       // Lanes of the same c hold other tokens: bits 0 and 1 of g say in the end whose sum a lane has.
       const float low = fold(mass[0], mass[1], g & 1, 4), high = fold(mass[2], mass[3], g & 1, 4);
       float of_tile = fold(low, high, g & 2, 8);
@@ -349,7 +356,7 @@ __global__ void __launch_bounds__(kScanWarps * 32, kDim <= 128 && kSets == 1 ? 6
       }
     }
   }
-  asm volatile("cp.async.wait_group 0;" ::: "memory");
+  await_copies<0>();
 #pragma unroll
   for (int set = 0; set < kSets; ++set) {
 #pragma unroll
@@ -367,8 +374,8 @@ __global__ void __launch_bounds__(kScanWarps * 32, kDim <= 128 && kSets == 1 ? 6
   }
 }
 
-// Shares of the query heads' masses, added up in their order.
-__global__ void __launch_bounds__(kThreads) share_kernel(ScanArgs p, float* scores) {
+// Shares of the query heads' masses, added up in their order, and the tops of every kTopRun blocks.
+__global__ void __launch_bounds__(kThreads) share_kernel(ScanArgs p, float* scores, uint32_t* tops) {
   __shared__ float offsets[16];  // log2 of a head's whole mass
   let_next_start();
   wait_for_previous();
@@ -386,15 +393,21 @@ __global__ void __launch_bounds__(kThreads) share_kernel(ScanArgs p, float* scor
     if (lane == 0) offsets[h] = total > 0.0f ? top + __log2f(total) : 0.0f;
   }
   __syncthreads();
-  const int64_t stride = int64_t(gridDim.x) * kThreads;
-  for (int64_t b = choice.begin + int64_t(blockIdx.x) * kThreads + threadIdx.x; b < choice.end; b += stride) {
+  const int64_t stride = int64_t(gridDim.x) * kThreads, origin = choice.begin / kTopRun * kTopRun;
+  // All lanes of a warp stay in the loop: tops are those of half warps.
+  for (int64_t b = origin + int64_t(blockIdx.x) * kThreads + threadIdx.x; b - lane < choice.end; b += stride) {
+    const bool there = b >= choice.begin && b < choice.end;
     float sum = 0.0f;
     const int tiles = p.bits.block / 16;
-    for (int h = 0; h < p.group; ++h) {
+    for (int h = 0; h < p.group && there; ++h) {
       const float* mass = p.scratch.masses + int64_t(kv_head * p.group + h) * (p.bits.tokens / 16) + b * tiles;
       for (int t = 0; t < tiles; ++t) sum += exp2_fast(mass[t] - offsets[h]);
     }
-    scores[kv_head * p.bits.capacity + b] = sum;
+    if (there) scores[kv_head * p.bits.capacity + b] = sum;
+    uint32_t top = there ? order_key(sum) : 0;
+#pragma unroll
+    for (int step = kTopRun / 2; step > 0; step /= 2) top = max(top, __shfl_xor_sync(kAllLanes, top, step));
+    if (lane % kTopRun == 0 && b < choice.end) tops[kv_head * top_count(p.bits.capacity) + b / kTopRun] = top;
   }
 }
 
@@ -403,7 +416,8 @@ Status scan(const ScanArgs& p, float* scores, CardStreamHandle stream) {
   const dim3 grid(kParts, unsigned(p.kv_heads), unsigned((p.group + 2 * kHeadSet - 1) / (2 * kHeadSet)));
   LONGKV_TRY(p.group <= kHeadSet ? launch_close("score_bits", scan_kernel<kDim, 1>, grid, kScanWarps * 32, stream, p)
                                  : launch_close("score_bits", scan_kernel<kDim, 2>, grid, kScanWarps * 32, stream, p));
-  return launch_close("share_masses", share_kernel, dim3(64, unsigned(p.kv_heads)), kThreads, stream, p, scores);
+  return launch_close("share_masses", share_kernel, dim3(64, unsigned(p.kv_heads)), kThreads, stream, p, scores,
+                      score_tops(scores, p.kv_heads, p.bits.capacity));
 }
 
 template <class Rows>

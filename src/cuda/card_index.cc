@@ -67,7 +67,8 @@ Result<std::unique_ptr<CardIndex>> CardIndex::create(CardMemory& memory, const M
         card::place_bits(block, c.kv_heads, c.head_dim_k, blocks, r.index.rotate, r.index.unbiased, at));
     if (index->chooses_[size_t(l)]) at += per_layer;
   }
-  LONGKV_ASSIGN(index->scores_, CardBuffer::create(memory, c.kv_heads * blocks * 4, "scores of the KV blocks"));
+  LONGKV_ASSIGN(index->scores_,
+                CardBuffer::create(memory, card::score_bytes(c.kv_heads, blocks), "scores of the KV blocks"));
   if (index->by_bits_) {
     LONGKV_ASSIGN(index->mass_memory_, CardBuffer::create(memory, card::BitsScratch::bytes(c.heads, block, blocks),
                                                           "masses of the KV blocks"));
@@ -183,7 +184,7 @@ Result<card::TileList> CardIndex::choose(int layer, const card::half_t* query, c
     if (!coarse_.empty()) LONGKV_TRY(choose_candidates(layer, query, kv, store, position, stream));
     LONGKV_TRY(card::score_blocks(query, config_.heads, kv, boxes, rules_, position, scores, stream));
   }
-  LONGKV_TRY(card::choose_blocks(scores, config_.kv_heads, boxes, rules_, position, tiles(),
+  LONGKV_TRY(card::choose_blocks(scores, by_bits_, config_.kv_heads, boxes, rules_, position, tiles(),
                                  const_cast<int32_t*>(list_.count), list_.stride, stream));
   if (by_mass()) {
     const card::AttendArgs a{query, config_.heads, kv, config_.attn_scale, config_.attn_softcap};

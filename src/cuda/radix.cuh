@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/launch.cuh"
+#include "cuda/select.h"
 
 namespace longkv::card {
 
@@ -126,10 +127,12 @@ __device__ __forceinline__ uint32_t order_key(float x) {
 }
 
 constexpr int kChooseRun = 8;  // neighbouring items that a thread takes
+static_assert(kTopRun % kChooseRun == 0);
 
 struct ChooseScratch {
   int bins[2048];
   int warps[32];
+  uint2 ranges[32];
   BlockRanks ranks;
   FoundBin found;
 };
@@ -153,63 +156,95 @@ __device__ __forceinline__ void load_keys(const float* scores, int64_t stride, i
   for (int i = 0; i < kChooseRun; ++i) keys[i] = order_key(x[i]);
 }
 
-// The `wanted` items of [begin, end) with the largest keys, in ascending order: put(rank, item). The k-th largest key
-// is found 11, 11 and 10 bits at a time; of equal keys the first items win. There are at least `wanted` items. All
-// threads of a block of kChooseThreads take part. load_run(at, keys) gives the keys of items [at, at + kChooseRun);
-// those outside of [begin, end) may be anything.
+// Least and largest of what the threads of a block of kChooseThreads hold. A barrier must come before the next call.
+__device__ __forceinline__ uint2 range_together(uint32_t least, uint32_t most, uint2 (&warps)[32]) {
+  least = __reduce_min_sync(kAllLanes, least), most = __reduce_max_sync(kAllLanes, most);
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = make_uint2(least, most);
+  __syncthreads();
+  const uint2 of_warp = warps[threadIdx.x % 32];
+  return make_uint2(__reduce_min_sync(kAllLanes, of_warp.x), __reduce_max_sync(kAllLanes, of_warp.y));
+}
+
+// Keys of a range in at most 2048 bins of 2^shift each.
+struct KeyBins {
+  uint32_t low, high;
+  int shift;
+  __device__ explicit KeyBins(uint2 range) : low(range.x), high(range.y) {
+    const int bits = 32 - __clz(int(high - low));
+    shift = bits > 11 ? bits - 11 : 0;
+  }
+  __device__ __forceinline__ bool has(uint32_t key) const { return key >= low && key <= high; }
+  __device__ __forceinline__ int bin(uint32_t key) const { return int((key - low) >> shift); }
+  // The range of one bin.
+  __device__ __forceinline__ uint2 range_of(int at) const {
+    const uint32_t from = low + (uint32_t(at) << shift);
+    return make_uint2(from, uint32_t(min(uint64_t(high), from + (uint64_t(1) << shift) - 1)));
+  }
+};
+
+// The `wanted` items with the largest keys, in ascending order: put(rank, run, i) of item i of a run of kChooseRun. The
+// k-th largest key is found by counting keys in 2048 bins between the least and the largest, then in the bin where it
+// lies, down to one key; of equal keys the first items win. There are at least `wanted` items. All threads of a block
+// of kChooseThreads take part. load(run, keys) gives a run's keys and a bit for each item that counts.
 template <class Load, class Put>
-__device__ __forceinline__ void choose_largest(int64_t begin, int64_t end, int wanted, const Load& load_run,
-                                               ChooseScratch& shared, const Put& put) {
-  const int64_t origin = begin / kChooseRun * kChooseRun, step = int64_t(kChooseThreads) * kChooseRun;
-  constexpr int kAhead = 4;  // runs whose loads start together
-  // A bit each for items of [begin, end).
-  const auto load = [&](int64_t at, uint32_t(&keys)[kChooseRun]) {
-    if (at >= end) return 0u;
-    load_run(at, keys);
-    unsigned there = 0;
+__device__ __forceinline__ void choose_runs(int64_t runs, int wanted, const Load& load, ChooseScratch& shared,
+                                            const Put& put) {
+  constexpr int kAhead = 2;  // runs whose loads start together
+  const auto run_of = [&](int64_t run, uint32_t(&keys)[kChooseRun]) { return run < runs ? load(run, keys) : 0u; };
+  // A single run a thread stays in registers.
+  const bool held = runs <= kChooseThreads;
+  uint32_t keys[kChooseRun];
+  unsigned there = run_of(threadIdx.x, keys);
+  const auto each = [&](const auto& visit) {
+    if (held) {
 #pragma unroll
-    for (int i = 0; i < kChooseRun; ++i) there |= unsigned(at + i >= begin && at + i < end) << i;
-    return there;
-  };
-  uint32_t prefix = 0, mask = 0;
-  for (int shift = 21, bits = 11; shift >= 0; bits = shift < 11 ? shift : 11, shift -= bits) {
-    for (int i = int(threadIdx.x); i < 2048; i += kChooseThreads) shared.bins[i] = 0;
-    __syncthreads();
-    RunCounter runs(shared.bins);
-    for (int64_t at = origin + threadIdx.x * kChooseRun; at < end; at += kAhead * step) {
-      uint32_t keys[kAhead][kChooseRun];
-      unsigned there[kAhead];
+      for (int i = 0; i < kChooseRun; ++i)
+        if (there >> i & 1) visit(keys[i]);
+      return;
+    }
+    for (int64_t run = threadIdx.x; run < runs; run += kAhead * kChooseThreads) {
+      uint32_t ahead[kAhead][kChooseRun];
+      unsigned bits[kAhead];
 #pragma unroll
-      for (int n = 0; n < kAhead; ++n) there[n] = load(at + n * step, keys[n]);
+      for (int n = 0; n < kAhead; ++n) bits[n] = run_of(run + n * kChooseThreads, ahead[n]);
 #pragma unroll
       for (int n = 0; n < kAhead; ++n) {
 #pragma unroll
-        for (int i = 0; i < kChooseRun; ++i) {
-          if ((there[n] >> i & 1) && (keys[n][i] & mask) == prefix)
-            runs.add(int((keys[n][i] >> shift) & ((1u << bits) - 1)));
-        }
+        for (int i = 0; i < kChooseRun; ++i)
+          if (bits[n] >> i & 1) visit(ahead[n][i]);
       }
     }
-    runs.flush();
+  };
+  uint32_t least = ~0u, most = 0;
+  each([&](uint32_t key) { least = min(least, key), most = max(most, key); });
+  uint2 range = range_together(least, most, shared.ranges);
+  while (true) {
+    const KeyBins bins(range);
+    for (int i = int(threadIdx.x); i < 2048; i += kChooseThreads) shared.bins[i] = 0;
+    __syncthreads();
+    RunCounter counter(shared.bins);
+    each([&](uint32_t key) {
+      if (bins.has(key)) counter.add(bins.bin(key));
+    });
+    counter.flush();
     __syncthreads();
     find_bin_together(shared.bins, wanted, shared.warps, shared.found);
     __syncthreads();
-    prefix |= uint32_t(shared.found.bin) << shift;
-    mask |= ((1u << bits) - 1) << shift;
+    range = bins.range_of(shared.found.bin);
     wanted = shared.found.left;  // of the items with exactly this key, in the end
-    if (shift == 0) break;
+    if (bins.shift == 0) break;
   }
+  const uint32_t bound = range.x;
   int chosen = 0, equal_before = 0;  // known to every thread
-  uint32_t keys[kChooseRun], next[kChooseRun];
-  unsigned there = load(origin + threadIdx.x * kChooseRun, keys);
-  for (int64_t base = origin; base < end; base += step) {
-    const int64_t at = base + threadIdx.x * kChooseRun;
-    const unsigned there_next = load(at + step, next);  // on their way while these are ranked
+  uint32_t next[kChooseRun];
+  for (int64_t base = 0; base < runs; base += kChooseThreads) {
+    const int64_t run = base + threadIdx.x;
+    const unsigned there_next = run_of(run + kChooseThreads, next);  // on their way while these are ranked
     unsigned above = 0, equal = 0;
 #pragma unroll
     for (int i = 0; i < kChooseRun; ++i) {
-      above |= unsigned(keys[i] > prefix) << i;
-      equal |= unsigned(keys[i] == prefix) << i;
+      above |= unsigned(keys[i] > bound) << i;
+      equal |= unsigned(keys[i] == bound) << i;
     }
     above &= there, equal &= there;
     const int2 before = shared.ranks.next(__popc(above), __popc(equal));
@@ -221,7 +256,7 @@ __device__ __forceinline__ void choose_largest(int64_t begin, int64_t end, int w
       const bool is_equal = equal >> i & 1;
       const bool take = (above >> i & 1) || (is_equal && equal_rank < wanted);
       equal_rank += is_equal;
-      if (take) put(rank++, at + i);
+      if (take) put(rank++, run, i);
     }
     chosen += shared.ranks.total.x + min(equal_before + shared.ranks.total.y, wanted) - min(equal_before, wanted);
     equal_before += shared.ranks.total.y;
@@ -229,6 +264,71 @@ __device__ __forceinline__ void choose_largest(int64_t begin, int64_t end, int w
 #pragma unroll
     for (int i = 0; i < kChooseRun; ++i) keys[i] = next[i];
   }
+}
+
+// The bits of items [at, at + kChooseRun) that lie in [begin, end).
+__device__ __forceinline__ unsigned items_within(int64_t at, int64_t begin, int64_t end) {
+  unsigned there = 0;
+#pragma unroll
+  for (int i = 0; i < kChooseRun; ++i) there |= unsigned(at + i >= begin && at + i < end) << i;
+  return there;
+}
+
+// choose_runs() of items [begin, end): put(rank, item). load_run(at, keys) gives the keys of items
+// [at, at + kChooseRun), at a multiple of it; those outside of [begin, end) may be anything.
+template <class Load, class Put>
+__device__ __forceinline__ void choose_largest(int64_t begin, int64_t end, int wanted, const Load& load_run,
+                                               ChooseScratch& shared, const Put& put) {
+  const int64_t first = begin / kChooseRun;
+  choose_runs((end + kChooseRun - 1) / kChooseRun - first, wanted,
+              [&](int64_t run, uint32_t(&keys)[kChooseRun]) {
+                const int64_t at = (first + run) * kChooseRun;
+                load_run(at, keys);
+                return items_within(at, begin, end);
+              },
+              shared, [&](int rank, int64_t run, int i) { put(rank, (first + run) * kChooseRun + i); });
+}
+
+// Where many are to choose from: of tops [first, last), each the largest key of its own items, those that are not below
+// the wanted-th largest of them (found to a bin), ascending, counted from first. No item of the others can be among the
+// `wanted` largest, as so many tops are above theirs. Returns how many there are; -1: more than fit into `listed`, or
+// too few tops. Every thread takes part.
+template <int kMost>
+__device__ __forceinline__ int sieve_tops(const uint32_t* tops, int64_t first, int64_t last, int wanted,
+                                          ChooseScratch& shared, int32_t (&listed)[kMost]) {
+  if (last - first < wanted || last - first <= kChooseThreads * kChooseRun / kTopRun) return -1;
+  constexpr int kHeld = 4;  // tops a thread whose loads start together
+  const auto each = [&](const auto& visit) {
+    for (int64_t t = first + threadIdx.x; t < last; t += kHeld * kChooseThreads) {
+      uint32_t held[kHeld];
+#pragma unroll
+      for (int n = 0; n < kHeld; ++n) held[n] = t + n * kChooseThreads < last ? tops[t + n * kChooseThreads] : 0;
+#pragma unroll
+      for (int n = 0; n < kHeld; ++n)
+        if (t + n * kChooseThreads < last) visit(held[n]);
+    }
+  };
+  uint32_t least = ~0u, most = 0;
+  each([&](uint32_t top) { least = min(least, top), most = max(most, top); });
+  for (int i = int(threadIdx.x); i < 2048; i += kChooseThreads) shared.bins[i] = 0;
+  const KeyBins bins(range_together(least, most, shared.ranges));
+  RunCounter counter(shared.bins);
+  each([&](uint32_t top) { counter.add(bins.bin(top)); });
+  counter.flush();
+  __syncthreads();
+  find_bin_together(shared.bins, wanted, shared.warps, shared.found);
+  __syncthreads();
+  const uint32_t bound = bins.range_of(shared.found.bin).x;
+  int n = 0;
+  for (int64_t base = first; base < last; base += kChooseThreads) {
+    const int64_t t = base + threadIdx.x;
+    const bool take = t < last && tops[t] >= bound;
+    const int at = n + shared.ranks.next(take, 0).x;
+    if (take && at < kMost) listed[at] = int32_t(t - first);
+    n += shared.ranks.total.x;
+  }
+  __syncthreads();
+  return n <= kMost ? n : -1;
 }
 
 }  // namespace longkv::card

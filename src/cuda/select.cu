@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cuda/choice.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/radix.cuh"
@@ -34,11 +36,39 @@ __device__ __forceinline__ void list_keys(const float* scores, int kv_heads, int
   }
 }
 
+// A thread a top.
+__global__ void __launch_bounds__(256) tops_kernel(const float* scores, int kv_heads, CardSummaries s,
+                                                   ChoiceRules rules, const int64_t* position, uint32_t* tops) {
+  let_next_start();
+  wait_for_previous();
+  const int list = int(blockIdx.y);
+  const Choice c = choice_of(*position, s.block, rules);
+  if (c.all) return;
+  const Places places = places_of(rules, list, s.block, c);
+  const int64_t stride = int64_t(gridDim.x) * blockDim.x;
+  for (int64_t t = places.begin / kTopRun + blockIdx.x * int64_t(blockDim.x) + threadIdx.x; t * kTopRun < places.end;
+       t += stride) {
+    uint32_t top = 0;
+#pragma unroll
+    for (int run = 0; run < kTopRun; run += kChooseRun) {
+      const int64_t at = t * kTopRun + run;
+      uint32_t keys[kChooseRun] = {};
+      if (at < places.end) list_keys(scores, kv_heads, s.capacity, rules, list, at, places.end, keys);
+      const unsigned there = items_within(at, places.begin, places.end);
+#pragma unroll
+      for (int i = 0; i < kChooseRun; ++i)
+        if (there >> i & 1) top = max(top, keys[i]);
+    }
+    tops[list * top_count(s.capacity) + t] = top;
+  }
+}
+
 // One block of threads a list.
 __global__ void __launch_bounds__(kChooseThreads)
-    choose_kernel(const float* scores, int kv_heads, CardSummaries s, ChoiceRules rules, const int64_t* position,
-                  int2* tiles, int32_t* count, int64_t stride) {
+    choose_kernel(const float* scores, const uint32_t* tops, int kv_heads, CardSummaries s, ChoiceRules rules,
+                  const int64_t* position, int2* tiles, int32_t* count, int64_t stride) {
   __shared__ ChooseScratch scratch;
+  __shared__ int32_t listed[2048];
   let_next_start();
   wait_for_previous();
   const int list = int(blockIdx.x);
@@ -62,7 +92,27 @@ __global__ void __launch_bounds__(kChooseThreads)
     }
   };
   put_rows(out, 0, c.sink);
-  if (c.wanted > 0) choose_largest(places.begin, places.end, int(c.wanted), keys_of, scratch, put);
+  if (c.wanted > 0) {
+    const int64_t first = places.begin / kTopRun, last = (places.end + kTopRun - 1) / kTopRun;
+    const int runs = sieve_tops(tops + list * top_count(s.capacity), first, last, int(c.wanted), scratch, listed);
+    if (runs < 0) {
+      choose_largest(places.begin, places.end, int(c.wanted), keys_of, scratch, put);
+    } else {
+      constexpr int kParts = kTopRun / kChooseRun;
+      const auto place_of = [&](int64_t run) {
+        return (first + listed[run / kParts]) * kTopRun + run % kParts * kChooseRun;
+      };
+      choose_runs(
+          int64_t(runs) * kParts, int(c.wanted),
+          [&](int64_t run, uint32_t(&keys)[kChooseRun]) {
+            const int64_t at = place_of(run);
+            if (at >= places.end) return 0u;
+            keys_of(at, keys);
+            return items_within(at, places.begin, places.end);
+          },
+          scratch, [&](int rank, int64_t run, int i) { put(rank, place_of(run) + i); });
+    }
+  }
   const int64_t tail_at = sink_tiles + c.wanted * per_block;
   put_rows(out + tail_at, c.tail, c.rows);
   if (threadIdx.x == 0) count[list] = int(tail_at + tiles_of(c.tail, c.rows));
@@ -115,11 +165,17 @@ Status choose_coarse(const float* scores, int kv_heads, const CardSummaries& coa
                       stream, scores, kv_heads, coarse, rules, limits, position, list, count, stride);
 }
 
-Status choose_blocks(const float* scores, int kv_heads, const CardSummaries& s, const ChoiceRules& rules,
+Status choose_blocks(float* scores, bool topped, int kv_heads, const CardSummaries& s, const ChoiceRules& rules,
                      const int64_t* position, int32_t* tiles, int32_t* count, int64_t stride, CardStreamHandle stream) {
   auto* pairs = reinterpret_cast<int2*>(tiles);
-  LONGKV_TRY(launch_close("choose_blocks", choose_kernel, unsigned(rules.shared ? 1 : kv_heads), kChooseThreads, stream,
-                          scores, kv_heads, s, rules, position, pairs, count, stride));
+  const auto lists = unsigned(rules.shared ? 1 : kv_heads);
+  uint32_t* tops = score_tops(scores, kv_heads, s.capacity);
+  if (!topped || rules.shared) {
+    const dim3 grid(unsigned(std::clamp<int64_t>((top_count(s.capacity) + 255) / 256, 1, 64)), lists);
+    LONGKV_TRY(launch_close("tops", tops_kernel, grid, 256, stream, scores, kv_heads, s, rules, position, tops));
+  }
+  LONGKV_TRY(launch_close("choose_blocks", choose_kernel, lists, kChooseThreads, stream, scores, tops, kv_heads, s,
+                          rules, position, pairs, count, stride));
   if (!rules.shared || kv_heads == 1) return {};
   return launch_close("share_list", share_kernel, unsigned(kv_heads - 1), 256, stream, pairs, count, stride);
 }

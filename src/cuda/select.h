@@ -49,11 +49,22 @@ struct ChoiceRules {
   }
 };
 
+// Scores of blocks lie in memory of score_bytes(): [kv_heads][capacity] floats, then tops[kv_heads][top_count()], the
+// largest of every kTopRun neighbouring scores of a list as a key (radix.cuh). The choice looks at the scores of few
+// runs, those whose tops say that they can matter.
+inline constexpr int kTopRun = 16;
+LONGKV_ON_BOTH inline int64_t top_count(int64_t capacity) { return (capacity + kTopRun - 1) / kTopRun; }
+inline int64_t score_bytes(int kv_heads, int64_t capacity) { return kv_heads * (capacity + top_count(capacity)) * 4; }
+inline uint32_t* score_tops(float* scores, int kv_heads, int64_t capacity) {
+  return reinterpret_cast<uint32_t*>(scores + kv_heads * capacity);
+}
+
 // scores[kv_heads][s.capacity] of the full blocks before *position, then lists for attend_token(): tiles and count as
-// in TileList. q: [heads][dim] halves, as append_rows() leaves them.
+// in TileList. q: [heads][dim] halves, as append_rows() leaves them. topped: what scored has left the tops as well, for
+// lists that are not shared (score_bits()).
 Status score_blocks(const half_t* q, int heads, const CardKv& kv, const CardSummaries& s, const ChoiceRules& rules,
                     const int64_t* position, float* scores, CardStreamHandle stream);
-Status choose_blocks(const float* scores, int kv_heads, const CardSummaries& s, const ChoiceRules& rules,
+Status choose_blocks(float* scores, bool topped, int kv_heads, const CardSummaries& s, const ChoiceRules& rules,
                      const int64_t* position, int32_t* tiles, int32_t* count, int64_t stride, CardStreamHandle stream);
 
 // The coarse blocks whose blocks are to be scored: as many as bytes of the index allow (rule: kv/select/coarse.h), from

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cuda/card.h"
+#include "cuda/expected_rows.h"
 
 namespace longkv {
 namespace {
@@ -35,8 +36,9 @@ TEST(CardBits, SharesOfMassAsInDouble) {
   for (const Case& c :
        {Case{4, 2, 64, 16, true, 700}, Case{8, 2, 128, 16, true, 5000}, Case{32, 8, 128, 16, false, 1500},
         Case{12, 1, 128, 32, true, 1100}, Case{4, 1, 256, 64, true, 900}, Case{7, 1, 128, 16, true, 1037},
-        Case{16, 1, 64, 48, false, 2000}, Case{20, 2, 256, 16, true, 400}, Case{3, 1, 64, 16, true, 333},
-        Case{8, 2, 128, 16, true, 900, KvType::kF16, false}, Case{8, 2, 128, 16, true, 900, KvType::kQ8_0}}) {
+        Case{16, 1, 64, 48, false, 2000}, Case{4, 1, 64, 16, false, 150000}, Case{20, 2, 256, 16, true, 400},
+        Case{3, 1, 64, 16, true, 333}, Case{8, 2, 128, 16, true, 900, KvType::kF16, false},
+        Case{8, 2, 128, 16, true, 900, KvType::kQ8_0}}) {
     SCOPED_TRACE(testing::Message() << c.heads << "/" << c.kv_heads << " x " << c.dim << ", blocks of " << c.block
                                     << ", " << kv_type_name(c.type));
     const int64_t capacity = (c.rows + 63) / 64 * 64, blocks = capacity / c.block;
@@ -48,7 +50,7 @@ TEST(CardBits, SharesOfMassAsInDouble) {
                                   card::place_kv(KvType::kF16, c.kv_heads, c.dim, capacity, halves.data()), nullptr));
     const auto keys = halves.read<uint16_t>(c.kv_heads * capacity * c.dim);
     const OnCard index(card::bits_bytes(c.block, c.kv_heads, c.dim, blocks)),
-        scratch(card::BitsScratch::bytes(c.heads, c.block, blocks)), scores(c.kv_heads * blocks * 4);
+        scratch(card::BitsScratch::bytes(c.heads, c.block, blocks)), scores(card::score_bytes(c.kv_heads, blocks));
     const card::CardBits bits =
         card::place_bits(c.block, c.kv_heads, c.dim, blocks, c.rotate, c.unbiased, index.data());
     // All but the last row at once, that one as a decoded token's.
@@ -63,6 +65,21 @@ TEST(CardBits, SharesOfMassAsInDouble) {
     ASSERT_DONE(card::score_bits(q.as<card::half_t>(), c.heads, kv, bits, rules, float(scale), position.as<int64_t>(),
                                  card::BitsScratch::at(scratch.data(), c.heads), scores.as<float>(), nullptr));
     const auto got = scores.read<float>(c.kv_heads * blocks);
+    // The tops that the scan left serve the choice.
+    card::CardSummaries s;
+    s.block = c.block, s.capacity = blocks;
+    const int64_t stride = rules.tiles(c.block);
+    const OnCard tiles(c.kv_heads * stride * 8), count(c.kv_heads * 4);
+    ASSERT_DONE(card::choose_blocks(scores.as<float>(), true, c.kv_heads, s, rules, position.as<int64_t>(),
+                                    tiles.as<int32_t>(), count.as<int32_t>(), stride, nullptr));
+    const auto list = tiles.read<int32_t>(c.kv_heads * stride * 2);
+    const auto counts = count.read<int32_t>(c.kv_heads);
+    for (int h = 0; h < c.kv_heads; ++h) {
+      ASSERT_LE(counts[size_t(h)], stride);
+      EXPECT_EQ(test::rows_of(&list[size_t(h * stride * 2)], counts[size_t(h)]),
+                test::expected_rows({got.begin() + h * blocks, got.begin() + (h + 1) * blocks}, c.rows, c.block, rules))
+          << "head " << h;
+    }
 
     const int64_t tail = std::min(c.rows - 40, c.rows / c.block * c.block);
     const int64_t begin = 20 / c.block, end = (tail + c.block - 1) / c.block;

@@ -106,7 +106,8 @@ TEST(CardMass, SmallestSetsOfEveryHead) {
     };
     const OnCard q = OnCard::of(qh), position = OnCard::of(std::vector<int64_t>{c.rows - 1});
     const auto kind = card::SummaryKind::kBox;
-    const OnCard boxes(card::summary_bytes(kind, c.kv_heads, c.dim, blocks)), scores(c.kv_heads * blocks * 4);
+    const OnCard boxes(card::summary_bytes(kind, c.kv_heads, c.dim, blocks)),
+        scores(card::score_bytes(c.kv_heads, blocks));
     const card::CardSummaries s = card::place_summaries(kind, c.block, c.kv_heads, c.dim, blocks, boxes.data());
     card::ChoiceRules rules;
     rules.budget = c.budget, rules.sink = c.sink, rules.local = c.local;
@@ -123,7 +124,7 @@ TEST(CardMass, SmallestSetsOfEveryHead) {
       ASSERT_DONE(card::summarize(kv, s, 0, c.rows / c.block, nullptr));
       ASSERT_DONE(card::score_blocks(a.q, c.heads, kv, s, rules, at, scores.as<float>(), nullptr));
     }
-    ASSERT_DONE(card::choose_blocks(scores.as<float>(), c.kv_heads, s, rules, at, tiles.as<int32_t>(),
+    ASSERT_DONE(card::choose_blocks(scores.as<float>(), false, c.kv_heads, s, rules, at, tiles.as<int32_t>(),
                                     count.as<int32_t>(), stride, nullptr));
     const auto listed = tiles.read<int32_t>(c.kv_heads * stride * 2), counted = count.read<int32_t>(c.kv_heads);
     ASSERT_DONE(

@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <functional>
+#include <limits>
+#include <random>
 
 #include "cuda/card.h"
+#include "cuda/expected_rows.h"
 
 namespace longkv {
 namespace {
 
+using test::expected_rows;
 using test::OnCard;
 
 struct Keys {
@@ -25,34 +29,6 @@ Keys make_keys(int kv_heads, int dim, int64_t rows) {
   for (uint16_t h : k.memory.read<uint16_t>(int64_t(kv_heads) * capacity * dim))
     k.values.push_back(test::half_float(h));
   return k;
-}
-
-// The rule of kv/select/selector.h in plain words: rows of a step, ascending.
-std::vector<int64_t> expected_rows(const std::vector<double>& score, int64_t rows, int block,
-                                   const card::ChoiceRules& rules) {
-  std::vector<int64_t> out;
-  if (rows <= rules.budget) {
-    out.resize(size_t(rows));
-    std::iota(out.begin(), out.end(), 0);
-    return out;
-  }
-  const int64_t sink = std::min(rules.sink, rows);
-  const int64_t tail = std::max(sink, std::min(rows - std::max<int64_t>(rules.local, 1), rows / block * block));
-  const int64_t begin = sink / block, end = tail > sink ? (tail + block - 1) / block : begin;
-  std::vector<int64_t> order;
-  for (int64_t b = begin; b < end; ++b) order.push_back(b);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return score[size_t(a)] > score[size_t(b)]; });
-  const int64_t wanted = std::max<int64_t>(1, std::max<int64_t>(1, rules.budget - sink - (rows - tail)) / block);
-  if (int64_t(order.size()) > wanted) order.resize(size_t(wanted));
-  std::vector<bool> take(size_t(rows), false);
-  for (int64_t r = 0; r < sink; ++r) take[size_t(r)] = true;
-  for (int64_t r = tail; r < rows; ++r) take[size_t(r)] = true;
-  for (int64_t b : order)
-    for (int64_t r = b * block; r < std::min((b + 1) * block, rows); ++r) take[size_t(r)] = true;
-  for (int64_t r = 0; r < rows; ++r)
-    if (take[size_t(r)]) out.push_back(r);
-  return out;
 }
 
 TEST(CardSelect, SummariesScoresAndChoices) {
@@ -78,7 +54,8 @@ TEST(CardSelect, SummariesScoresAndChoices) {
     SCOPED_TRACE(testing::Message() << c.rows << " rows, blocks of " << c.block << ", budget " << c.rules.budget);
     const Keys k = make_keys(c.kv_heads, c.dim, c.rows);
     const int64_t blocks = (k.kv.capacity + c.block - 1) / c.block, full = c.rows / c.block;
-    const OnCard data(card::summary_bytes(c.kind, c.kv_heads, c.dim, blocks)), scores(c.kv_heads * blocks * 4);
+    const OnCard data(card::summary_bytes(c.kind, c.kv_heads, c.dim, blocks)),
+        scores(card::score_bytes(c.kv_heads, blocks));
     const card::CardSummaries s = card::place_summaries(c.kind, c.block, c.kv_heads, c.dim, blocks, data.data());
     // All but the last block at once, that one as a decoded token would.
     ASSERT_DONE(card::summarize(k.kv, s, 0, full - 1, nullptr));
@@ -93,7 +70,7 @@ TEST(CardSelect, SummariesScoresAndChoices) {
     const OnCard tiles(c.kv_heads * stride * 8), count(c.kv_heads * 4);
     ASSERT_DONE(card::score_blocks(q.as<card::half_t>(), c.heads, k.kv, s, c.rules, positions.as<int64_t>() + 1,
                                    scores.as<float>(), nullptr));
-    ASSERT_DONE(card::choose_blocks(scores.as<float>(), c.kv_heads, s, c.rules, positions.as<int64_t>() + 1,
+    ASSERT_DONE(card::choose_blocks(scores.as<float>(), false, c.kv_heads, s, c.rules, positions.as<int64_t>() + 1,
                                     tiles.as<int32_t>(), count.as<int32_t>(), stride, nullptr));
     const auto got = scores.read<float>(c.kv_heads * blocks);
     const auto list = tiles.read<int32_t>(c.kv_heads * stride * 2);
@@ -139,15 +116,73 @@ TEST(CardSelect, SummariesScoresAndChoices) {
     }
     for (int h = 0; h < c.kv_heads; ++h) {
       std::vector<double> own(got.begin() + h * blocks, got.begin() + (h + 1) * blocks);
-      std::vector<int64_t> rows;
       ASSERT_LE(counts[size_t(h)], stride);
-      for (int64_t t = 0; t < counts[size_t(h)]; ++t) {
-        const int32_t* tile = &list[size_t((h * stride + t) * 2)];
-        ASSERT_LE(tile[1], 16);
-        for (int64_t r = 0; r < tile[1]; ++r) rows.push_back(tile[0] + r);
-      }
-      ASSERT_TRUE(std::is_sorted(rows.begin(), rows.end()));
+      const auto rows = test::rows_of(&list[size_t(h * stride * 2)], counts[size_t(h)]);
       EXPECT_EQ(rows, expected_rows(c.rules.shared ? shared : own, c.rows, c.block, c.rules)) << "head " << h;
+    }
+  }
+}
+
+// So many blocks that most of their scores are never looked at, with scores that make it hard to say which.
+TEST(CardSelect, ChoicesOfManyBlocks) {
+  LONGKV_NEED_CARD();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const std::vector<std::pair<const char*, std::function<float(int64_t, std::mt19937&)>>> kinds = {
+      {"normal", [](int64_t, std::mt19937& random) { return std::normal_distribution<float>()(random); }},
+      {"shares", [](int64_t, std::mt19937& random) { return std::exp(-20 * std::abs(float(random() % 1000)) / 999); }},
+      {"equal", [](int64_t, std::mt19937&) { return 0.25f; }},
+      {"zeros of both signs", [](int64_t b, std::mt19937&) { return b % 3 == 0 ? -0.0f : 0.0f; }},
+      {"three values", [](int64_t, std::mt19937& random) { return float(random() % 3) - 1; }},
+      {"rising", [](int64_t b, std::mt19937&) { return float(b) * 1e-3f; }},
+      {"falling", [](int64_t b, std::mt19937&) { return -float(b); }},
+      {"one far above", [](int64_t b, std::mt19937&) { return b == 9000 ? 1e30f : 1e-30f * float(b % 7); }},
+      {"infinite and no numbers", [](int64_t b, std::mt19937& random) {
+         return b % 5 == 0 ? -kInfinity : b % 11 == 0 ? std::nanf("") : b == 8200 ? kInfinity : float(random() % 50);
+       }}};
+  struct Case {
+    int kv_heads, block;
+    int64_t blocks, capacity;
+    card::ChoiceRules rules;
+  };
+  for (const Case& c :
+       {Case{2, 16, 65536, 65536, {4096, 16, 64, false, false}}, Case{3, 16, 20011, 20011, {16384, 0, 0, false, false}},
+        Case{2, 16, 8209, 8216, {1024, 40, 70, true, false}}, Case{2, 16, 17000, 17000, {2048, 16, 64, true, true}},
+        Case{1, 32, 8200, 8200, {32 * 600, 100, 333, false, false}},
+        Case{1, 16, 8192, 8192, {16 * 5000, 16, 16, false, false}},
+        Case{1, 16, 70001, 70008, {16 * 3, 0, 17, false, false}}}) {
+    for (const auto& [name, score] : kinds) {
+      SCOPED_TRACE(testing::Message() << name << ", " << c.blocks << " blocks, budget " << c.rules.budget);
+      std::mt19937 random(7);
+      std::vector<float> scores(size_t(card::score_bytes(c.kv_heads, c.capacity) / 4), std::nanf(""));
+      for (int h = 0; h < c.kv_heads; ++h)
+        for (int64_t b = 0; b < c.blocks; ++b) scores[size_t(h * c.capacity + b)] = score(b, random);
+      const OnCard on_card = OnCard::of(scores), position = OnCard::of(std::vector<int64_t>{c.blocks * c.block - 5});
+      card::CardSummaries s;
+      s.block = c.block, s.capacity = c.capacity;
+      const int64_t stride = c.rules.tiles(c.block);
+      const OnCard tiles(c.kv_heads * stride * 8), count(c.kv_heads * 4);
+      ASSERT_DONE(card::choose_blocks(on_card.as<float>(), false, c.kv_heads, s, c.rules, position.as<int64_t>(),
+                                      tiles.as<int32_t>(), count.as<int32_t>(), stride, nullptr));
+      const auto list = tiles.read<int32_t>(c.kv_heads * stride * 2);
+      const auto counts = count.read<int32_t>(c.kv_heads);
+      for (int h = 0; h < c.kv_heads; ++h) {
+        std::vector<double> own;
+        for (int64_t b = 0; b < c.blocks; ++b) {
+          float x = scores[size_t(h * c.capacity + b)];
+          if (c.rules.shared) {
+            x = c.rules.max ? -kInfinity : 0.0f;
+            for (int other = 0; other < c.kv_heads; ++other) {
+              const float y = scores[size_t(other * c.capacity + b)];
+              x = c.rules.max ? std::fmax(x, y) : x + y;
+            }
+          }
+          own.push_back(std::isnan(x) ? -1e301 : std::isinf(x) && x < 0 ? -1e300 : double(x));
+        }
+        ASSERT_LE(counts[size_t(h)], stride);
+        ASSERT_EQ(test::rows_of(&list[size_t(h * stride * 2)], counts[size_t(h)]),
+                  expected_rows(own, c.blocks * c.block - 4, c.block, c.rules))
+            << "head " << h;
+      }
     }
   }
 }
