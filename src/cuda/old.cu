@@ -29,9 +29,9 @@ __device__ __forceinline__ float row_value(const CardKv& kv, bool key, int head,
   return __half2float(reinterpret_cast<const __half*>(key ? kv.k : kv.v)[at]);
 }
 
-// Codes [32][width] to their words.
+// Codes of K [32][width] to their words.
 template <int kBits>
-__device__ void pack_codes(const uint8_t (&codes)[kOldStep][kMostDim], int width, uint8_t* out) {
+__device__ void pack_keys(const uint8_t (&codes)[kOldStep][kMostDim], int width, uint8_t* out) {
   using Format = OldFormat<kBits>;
   const int per_row = width / Format::kPerWord;
   for (int i = int(threadIdx.x); i < int(kOldStep) * per_row; i += kThreads) {
@@ -39,6 +39,22 @@ __device__ void pack_codes(const uint8_t (&codes)[kOldStep][kMostDim], int width
     for (int c = 0; c < Format::kPerWord; ++c)
       word |= uint32_t(codes[i / per_row][i % per_row * Format::kPerWord + c]) << Format::shift(c);
     reinterpret_cast<uint32_t*>(out)[i] = word;
+  }
+}
+// Codes of V [32][dim]: a thread a word, two rows of runs of four channels.
+template <int kBits>
+__device__ void pack_values(const uint8_t (&codes)[kOldStep][kMostDim], int dim, uint8_t* out) {
+  using Format = OldFormat<kBits>;
+  constexpr int kRuns = kBits == 2 ? 2 : 1;  // that a word holds of a row, 32 channels apart
+  const int rows = int(kOldStep) / 2, runs = dim / 4 / kRuns;
+  for (int i = int(threadIdx.x); i < rows * runs; i += kThreads) {
+    const int r = i / runs * 2, first = i % runs / 8 * (32 * kRuns) + i % 8 * 4;
+    uint32_t word = 0;
+    for (int n = 0; n < 8 * kRuns; ++n) {
+      const int row = r + n % 2, c = first + n / 8 * 32 + n / 2 % 4;
+      word |= uint32_t(codes[row][c]) << Format::value_place(row, c, dim).shift;
+    }
+    reinterpret_cast<uint32_t*>(out)[Format::value_place(r, first, dim).word] = word;
   }
 }
 
@@ -81,7 +97,7 @@ __device__ void encode_step(const CardOld& old, const CardKv& rows, int head_ind
       codes[r][i] = uint8_t(grid.code(there ? row_value(rows, true, head_index, first + r, c) : 0.0f, Format::kLevels));
   }
   __syncthreads();
-  pack_codes<kBits>(codes, kept, keys);
+  pack_keys<kBits>(codes, kept, keys);
   __syncthreads();
   const int groups = dim / 32;
   for (int i = warp; i < int(kOldStep) * groups; i += kThreads / 32) {
@@ -89,10 +105,13 @@ __device__ void encode_step(const CardOld& old, const CardKv& rows, int head_ind
     const float x = row_value(rows, false, head_index, first + r, c);
     const Grid grid(-warp_max(-x), warp_max(x), warp_sum(x * 0.0f), Format::kLevels);
     codes[r][c] = uint8_t(grid.code(x, Format::kLevels));
-    if (lane == 0) value_grid[2 * i] = grid.scale, value_grid[2 * i + 1] = grid.low;
+    if (lane == 0) {
+      __half* at = value_grid + Format::value_grid(r, i % groups, groups);
+      at[0] = grid.scale, at[16 * groups] = grid.low;
+    }
   }
   __syncthreads();
-  pack_codes<kBits>(codes, dim, values);
+  pack_values<kBits>(codes, dim, values);
 }
 
 template <int kBits>

@@ -6,11 +6,14 @@
 // multiple of 16, so that a tile of 16 rows is either encoded or not. Of a step:
 //   K  f16    [32][kept] halves
 //      kivi   codes [32][kept], then scales [kept] and minima [kept], halves: one of each per channel
+//      codes: kivi4: 32 bits for 8 channels, channel 2 i in bits 4 i and channel 2 i + 1 in bits 16 + 4 i; kivi2: 16
+//      bits for 8 channels, channel 2 i in bits 2 i and channel 2 i + 1 in bits 8 + 2 i
 //   V  f16    [32][dim] halves
-//      kivi   codes [32][dim], then [32][dim / 32] pairs of halves, scale and minimum
-//   codes     kivi4: 32 bits for 8 channels, channel 2 i in bits 4 i and channel 2 i + 1 in bits 16 + 4 i; kivi2: 16
-//   bits
-//             for 8 channels, channel 2 i in bits 2 i and channel 2 i + 1 in bits 8 + 2 i
+//      kivi   two tiles of 16 rows of codes, then for each tile scales [row pair 8][dim / 32][row of the pair 2] and
+//             minima in the same order, halves. Codes lie as a warp's lanes take them (attend_codes.cu): lane
+//             4 g + c has rows 2 c, 2 c + 1, 2 c + 8 and 2 c + 9, and of every 32 channels 4 g to 4 g + 3. A word has
+//             two neighbouring rows, one in its upper half, and four channels of one (kivi4) or two (kivi2) groups
+//             of 32; where: OldFormat::value_place() in old_rows.cuh
 // Grids and codes are those of kv/codec/kivi.h, their order apart.
 #pragma once
 

@@ -102,12 +102,14 @@ struct Layer {
 };
 
 const std::vector<Case> kCases = {
-    {KvType::kKivi4, 8, 2, 128, 1000, 0, 128, 128},    {KvType::kKivi2, 8, 2, 128, 777, 16, 64, 128},
-    {KvType::kKivi4, 7, 1, 64, 333, 32, 0, 64},        {KvType::kKivi2, 4, 1, 256, 500, 0, 32, 256},
-    {KvType::kKivi2, 6, 2, 64, 500, 0, 32, 64},        {KvType::kKivi4, 20, 1, 256, 300, 0, 32, 256, false, 30},
-    {KvType::kF16, 12, 3, 128, 900, 128, 96, 40},      {KvType::kKivi4, 12, 3, 128, 900, 16, 96, 72, true},
-    {KvType::kKivi2, 12, 3, 128, 900, 16, 96, 90},     {KvType::kF16, 6, 3, 64, 400, 0, 32, 31, true},
-    {KvType::kKivi2, 3, 3, 256, 400, 0, 32, 192, true}};
+    {KvType::kKivi4, 8, 2, 128, 1000, 0, 128, 128},     {KvType::kKivi2, 8, 2, 128, 777, 16, 64, 128},
+    {KvType::kKivi4, 7, 1, 64, 333, 32, 0, 64},         {KvType::kKivi2, 4, 1, 256, 500, 0, 32, 256},
+    {KvType::kKivi2, 6, 2, 64, 500, 0, 32, 64},         {KvType::kKivi4, 20, 1, 256, 300, 0, 32, 256, false, 30},
+    {KvType::kF16, 12, 3, 128, 900, 128, 96, 40},       {KvType::kKivi4, 12, 3, 128, 900, 16, 96, 72, true},
+    {KvType::kKivi2, 12, 3, 128, 900, 16, 96, 90},      {KvType::kF16, 6, 3, 64, 400, 0, 32, 31, true},
+    {KvType::kKivi2, 3, 3, 256, 400, 0, 32, 192, true}, {KvType::kKivi2, 4, 1, 128, 3700, 16, 64, 128},
+    {KvType::kKivi4, 18, 2, 128, 1500, 0, 32, 128},     {KvType::kKivi4, 3, 3, 256, 700, 0, 32, 32, true},
+    {KvType::kKivi4, 5, 1, 128, 100, 0, 32, 128}};
 
 testing::Message name_of(const Case& c) {
   return testing::Message() << kv_type_name(c.type) << ' ' << c.heads << '/' << c.kv_heads << " x " << c.dim << ", "
