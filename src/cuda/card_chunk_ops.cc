@@ -10,12 +10,16 @@ namespace {
 constexpr int64_t kTileBytes = int64_t(128) << 20;       // of weights as halves
 constexpr int64_t kProductBytes = int64_t(256) << 20;    // of the activations of one product
 constexpr int64_t kAttentionBytes = int64_t(768) << 20;  // scores, their gradient and what surrounds them
+constexpr int64_t kGramRows = 8;                         // of a chunk, of which channels are weighed together
 }  // namespace
 
 int64_t card_learn_bytes(const ModelConfig& c, int64_t context, int64_t tokens) {
   const int64_t rows = context * c.kv_heads * (c.head_dim_k + c.head_dim_v) * 4;
   const int64_t queries = tokens * c.heads * (4 * c.head_dim_k + 3 * c.head_dim_v) * 4;
-  return kTileBytes + kProductBytes + kAttentionBytes + kCardGemmWorkspace + rows + queries;
+  const int64_t channels =
+      int64_t(c.kv_heads) * (c.head_dim_k + 1) * kGramRows * (c.dim + 2 * c.heads / c.kv_heads * c.head_dim_v) * 4;
+  const int64_t grams = channels + int64_t(c.dim) * c.heads * c.head_dim_v * 4 + (int64_t(128) << 20);
+  return kTileBytes + kProductBytes + kAttentionBytes + kCardGemmWorkspace + rows + queries + grams;
 }
 
 }  // namespace longkv
@@ -30,6 +34,8 @@ int64_t card_learn_bytes(const ModelConfig& c, int64_t context, int64_t tokens) 
 #include "base/error.h"
 #include "cuda/card_model_impl.h"
 #include "cuda/carver.h"
+#include "cuda/channel_gram.h"
+#include "cuda/channels.h"
 #include "cuda/chunk.h"
 #include "cuda/chunk_attend.h"
 #include "cuda/prompt_rows.h"
@@ -52,6 +58,7 @@ class CardChunkOps final : public ChunkOps {
                          const ChunkAttentionGradient& gradient) override {
     return attention_->backward(a, out, lse, dout, gradient);
   }
+  Status channel_grams(const ChunkAttention& a, const ChannelGramInputs& inputs, double* grams) override;
   void forget(uint64_t prompt_id) override { rows_->forget(prompt_id); }
 
  private:
@@ -80,6 +87,7 @@ class CardChunkOps final : public ChunkOps {
   std::unique_ptr<CardGemm> gemm_;
   std::unique_ptr<CardPromptRows> rows_;
   std::unique_ptr<CardChunkAttention> attention_;
+  std::unique_ptr<CardChannelGrams> grams_;
   std::map<const Weight*, const CardStack*> stacks_;  // by their first matrix
   CardBuffer memory_;
   PinnedBuffer host_;
@@ -92,6 +100,7 @@ Status CardChunkOps::open() {
   LONGKV_ASSIGN(gemm_, CardGemm::create(*m.memory));
   rows_ = std::make_unique<CardPromptRows>(*m.memory, stream_.get(), pool_);
   attention_ = std::make_unique<CardChunkAttention>(*rows_, *gemm_, stream_.get(), pool_);
+  grams_ = std::make_unique<CardChannelGrams>(*rows_, *gemm_, stream_.get(), pool_);
   for (size_t i = size_t(m.host_layers); i < m.layers.size(); ++i) {
     for (const CardStack* s : m.layers[i].all()) stacks_[s->sources.front()] = s;
   }
@@ -218,6 +227,21 @@ Status CardChunkOps::multiply_backward(std::span<const Gradient> gradients, int6
     });
   }
   return {};
+}
+
+Status CardChunkOps::channel_grams(const ChunkAttention& a, const ChannelGramInputs& inputs, double* grams) {
+  const Product wo[] = {{inputs.wo, nullptr}};
+  const CardStack* stack = stack_of(std::span<const Product>(wo));
+  if (stack == nullptr) return cpu_->channel_grams(a, inputs, grams);
+  return grams_->run(
+      a, inputs,
+      [&](float* to) -> Status {
+        LONGKV_ASSIGN(const Buffers b, reserve(1, stack->cols, stack->rows, *stack));
+        return each_tile(*stack, b, [&](const card::half_t* w, int64_t first, int64_t count) {
+          return card::widen_halves(w, count * stack->cols, to + first * stack->cols, stream_.get());
+        });
+      },
+      grams);
 }
 
 }  // namespace

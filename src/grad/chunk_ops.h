@@ -8,6 +8,7 @@
 #include <span>
 
 #include "base/threads.h"
+#include "grad/channel_gram.h"
 #include "grad/chunk_attention.h"
 #include "longkv/status.h"
 #include "ops/weight.h"
@@ -34,6 +35,8 @@ class ChunkOps {
   virtual Status attend(const ChunkAttention& a, float* out, float* lse) = 0;
   virtual Status attend_backward(const ChunkAttention& a, const float* out, const float* lse, const float* dout,
                                  const ChunkAttentionGradient& gradient) = 0;
+  // As channel_grams (grad/channel_gram.h).
+  virtual Status channel_grams(const ChunkAttention& a, const ChannelGramInputs& inputs, double* grams) = 0;
   // The rows of a prompt's id are no more.
   virtual void forget(uint64_t prompt_id) { (void)prompt_id; }
 };

@@ -29,6 +29,10 @@ class CpuChunkOps final : public ChunkOps {
     attend_chunk_backward(a, out, lse, dout, gradient, pool_);
     return {};
   }
+  Status channel_grams(const ChunkAttention& a, const ChannelGramInputs& inputs, double* grams) override {
+    longkv::channel_grams(a, inputs, grams, pool_);
+    return {};
+  }
 
  private:
   ThreadPool& pool_;

@@ -12,6 +12,7 @@ namespace longkv {
 namespace {
 
 constexpr int64_t kTile = 256;
+constexpr int64_t kRowsAtOnce = 256;  // of a product
 
 // sum += x^T x for x [n][dim].
 void add_squares(const float* x, int64_t n, int64_t dim, std::vector<double>& sum) {
@@ -118,28 +119,29 @@ void directions_backward(const float* queries, const float* keys, int64_t n, int
   gemm_add(n, dim, dim, keys, dim, flipped.data(), dim, dqueries, dim);
 }
 
-void add_output_losses(const ChunkAttention& a, const float* out, const float* teacher_out, const Weight& wo,
-                       const std::vector<int64_t>& rows, double weight, double* losses, ThreadPool& pool) {
-  const int64_t width = int64_t(a.group) * a.dim_v, heads = a.kv_heads;
-  std::vector<std::vector<double>> parts(static_cast<size_t>(wo.rows));
-  pool.run(wo.rows, [&](int64_t r, int) {
-    std::vector<float> line(size_t(wo.cols));
-    dequantize(wo.type, wo.row(r), line.data(), wo.cols);
-    std::vector<double>& sums = parts[size_t(r)];
-    sums.assign(size_t(heads), 0.0);
-    for (int64_t t : rows) {
-      for (int64_t h = 0; h < heads; ++h) {
-        double sum = 0;
-        for (int64_t i = h * width; i < (h + 1) * width; ++i) {
-          sum += double(line[size_t(i)]) * (double(out[t * wo.cols + i]) - teacher_out[t * wo.cols + i]);
-        }
-        sums[size_t(h)] += sum * sum;
-      }
+Status add_output_losses(const ChunkAttention& a, const float* out, const float* teacher_out, const Weight& wo,
+                         const std::vector<int64_t>& rows, double weight, double* losses, ChunkOps& ops) {
+  // A row of the product for each row and head, with that head's part alone.
+  const int64_t width = int64_t(a.group) * a.dim_v, heads = a.kv_heads,
+                most = std::max<int64_t>(1, kRowsAtOnce / heads);
+  for (size_t begin = 0; begin < rows.size(); begin += size_t(most)) {
+    const int64_t n = std::min(most, int64_t(rows.size() - begin));
+    std::vector<float> away(size_t(n * heads * wo.cols), 0.0f), moved(size_t(n * heads * wo.rows));
+    for (int64_t i = 0; i < n * heads; ++i) {
+      const int64_t first = rows[begin + size_t(i / heads)] * wo.cols + i % heads * width;
+      float* to = away.data() + i * wo.cols + i % heads * width;
+      for (int64_t c = 0; c < width; ++c) to[c] = out[first + c] - teacher_out[first + c];
     }
-  });
-  for (const std::vector<double>& sums : parts) {
-    for (int64_t h = 0; h < heads; ++h) losses[h] += weight * sums[size_t(h)];
+    const ChunkOps::Product one[] = {{&wo, moved.data()}};
+    LONGKV_TRY(ops.multiply(one, away.data(), n * heads));
+    for (int64_t i = 0; i < n * heads; ++i) {
+      double sum = 0;
+      for (int64_t r = 0; r < wo.rows; ++r)
+        sum += double(moved[size_t(i * wo.rows + r)]) * moved[size_t(i * wo.rows + r)];
+      losses[i % heads] += weight * sum;
+    }
   }
+  return {};
 }
 
 }  // namespace longkv

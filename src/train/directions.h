@@ -14,6 +14,8 @@
 
 #include "base/threads.h"
 #include "grad/chunk_attention.h"
+#include "grad/chunk_ops.h"
+#include "longkv/status.h"
 #include "ops/weight.h"
 
 namespace longkv {
@@ -42,7 +44,7 @@ void directions_backward(const float* queries, const float* keys, int64_t n, int
 
 // losses[kv_heads] += weight * sum over `rows` of |sum over the head's queries g of Wo_g (out - teacher_out)|^2. Both:
 // [tokens][query heads][dim_v]; wo: [dim][query heads * dim_v].
-void add_output_losses(const ChunkAttention& a, const float* out, const float* teacher_out, const Weight& wo,
-                       const std::vector<int64_t>& rows, double weight, double* losses, ThreadPool& pool);
+Status add_output_losses(const ChunkAttention& a, const float* out, const float* teacher_out, const Weight& wo,
+                         const std::vector<int64_t>& rows, double weight, double* losses, ChunkOps& ops);
 
 }  // namespace longkv

@@ -90,8 +90,9 @@ Status Trainer::add_quadratics(const Reading& reading, const Question& question,
   const ChunkPrompt prompt = prompt_of(reading, question);
   LONGKV_TRY(chunks_->forward(prompt, question.ids, {}, teacher_));
   const std::vector<int64_t> rows = answer_rows(question, kQuadraticRows);
-  const int64_t dim = shape_.dim_k;
+  const int64_t dim = shape_.dim_k, side = dim + 1;
   std::vector<float> mixes(size_t(shape_.heads() * dim * dim), 0.0f), out, lse;
+  std::vector<double> grams(size_t(c.kv_heads * side * side));
   for (size_t i = 0; i < mask.size(); ++i) mixes[i * size_t(dim) + i % size_t(dim)] = mask[i];
   OldMask student;
   student.kind = OldRows::kMixed;
@@ -104,11 +105,14 @@ Status Trainer::add_quadratics(const Reading& reading, const Question& question,
     out.resize(tape.attended.size());
     lse.resize(tape.lse.size());
     LONGKV_TRY(chunks_->ops().attend(a, out.data(), lse.data()));
-    add_channel_quadratic(
-        a, mask.data() + layer * c.kv_heads * dim, out.data(), lse.data(), tape.attended.data(),
-        model_->weights().layers[size_t(layer)].o, rows,
-        output_weight(model_->weights().layers[size_t(layer)], tape) / (double(rows.size()) * double(c.dim)),
-        quadratics.data() + layer * c.kv_heads, pool_);
+    ChannelGramInputs inputs{mask.data() + layer * c.kv_heads * dim,     out.data(), lse.data(), tape.attended.data(),
+                             &model_->weights().layers[size_t(layer)].o, rows};
+    LONGKV_TRY(chunks_->ops().channel_grams(a, inputs, grams.data()));
+    const double weight =
+        output_weight(model_->weights().layers[size_t(layer)], tape) / (double(rows.size()) * double(c.dim));
+    for (int h = 0; h < c.kv_heads; ++h) {
+      add_channel_gram(grams.data() + h * side * side, weight, quadratics[size_t(layer * c.kv_heads + h)]);
+    }
   }
   return {};
 }
@@ -222,10 +226,10 @@ Result<Trainer::Curves> Trainer::measure_curves(const std::vector<std::vector<fl
           }
           const ChunkAttention a = attention(mask);
           LONGKV_TRY(chunks_->ops().attend(a, out.data(), lse.data()));
-          add_output_losses(
-              a, out.data(), tape.attended.data(), model_->weights().layers[size_t(layer)].o, rows,
-              output_weight(model_->weights().layers[size_t(layer)], tape) / (double(rows.size()) * double(c.dim)),
-              losses[tried].data() + layer * heads, pool_);
+          const double weight =
+              output_weight(model_->weights().layers[size_t(layer)], tape) / (double(rows.size()) * double(c.dim));
+          LONGKV_TRY(add_output_losses(a, out.data(), tape.attended.data(), model_->weights().layers[size_t(layer)].o,
+                                       rows, weight, losses[tried].data() + layer * heads, chunks_->ops()));
         }
       }
       return {};

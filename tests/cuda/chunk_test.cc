@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cuda/card.h"
+#include "cuda/channel_gram.h"
 #include "cuda/chunk_attend.h"
 #include "kv/layout.h"
 
@@ -348,6 +349,67 @@ TEST(CardChunk, AttentionAndItsGradient) {
     check(have.dk, {.k = &by_k}, by_k, "dk");
     check(have.dv, {.v = &by_v}, by_v, "dv");
     if (shape.mixed) check(have.dmix, {.mix = &by_mix}, by_mix, "dmix");
+  }
+}
+
+// The double sums of the CPU are checked against differences in tests/grad.
+TEST(CardChunk, ChannelGrams) {
+  LONGKV_NEED_CARD();
+  ThreadPool pool(4);
+  CardMemory memory(0);
+  auto gemm = std::move(CardGemm::create(memory)).value();
+  auto stream = std::move(CardStream::create()).value();
+  const Shape shapes[] = {
+      {1, 64, 1, 65, {1, 33}, 0, true, true, false, false, 1},
+      {3, 96, 7, 300, {5, 261}, 0, true, false, false, false, 100000},  // 12 rows at a time
+      {4, 128, 64, 257, {16, 240}, 0, true, true, false, false, 1 << 26},
+      {3, 256, 7, 90, {10, 74}, 0, true, true, false, false, 50000},
+      {1, 64, 7, 40, {}, 0, true, false, false, false, 1 << 26},
+  };
+  for (const Shape& shape : shapes) {
+    SCOPED_TRACE(testing::Message() << "group " << shape.group << ", dim " << shape.dim);
+    Scene s(shape);
+    const int64_t dim = 160, side = shape.dim + 1, cols = Scene::kHeads * shape.group * shape.dim;
+    std::vector<float> mask = normal_floats(Scene::kHeads * shape.dim, 21), out(s.q.size()),
+                       lse(s.q.size() / size_t(shape.dim));
+    std::fill(s.mix.begin(), s.mix.end(), 0.0f);
+    for (size_t i = 0; i < mask.size(); ++i) {
+      mask[i] = mask[i] > 0 ? 1.0f : 0.0f;
+      s.mix[i * size_t(shape.dim) + i % size_t(shape.dim)] = mask[i];
+    }
+    attend_chunk(s.a, out.data(), lse.data(), pool);
+    const auto teacher = normal_floats(int64_t(out.size()), 22), weights = normal_floats(dim * cols, 23, 0.1f);
+    Weight wo;
+    wo.rows = dim;
+    wo.cols = cols;
+    wo.row_bytes = cols * 4;
+    wo.data = reinterpret_cast<const uint8_t*>(weights.data());
+    std::vector<int64_t> rows;
+    for (int64_t t = 0; t < shape.tokens; t += 3) rows.push_back(t);
+    const ChannelGramInputs in{mask.data(), out.data(), lse.data(), teacher.data(), &wo, rows};
+    std::vector<double> cpu(size_t(Scene::kHeads * side * side)), have(cpu.size()), again(cpu.size());
+    channel_grams(s.a, in, cpu.data(), pool);
+    CardPromptRows held(memory, stream.get(), pool);
+    CardChannelGrams on_card(held, *gemm, stream.get(), pool, shape.score_bytes);
+    const auto to_card = [&](float* to) {
+      return cuda_status(cudaMemcpyAsync(to, weights.data(), weights.size() * 4, cudaMemcpyHostToDevice, stream.get()),
+                         "weights of a test");
+    };
+    ASSERT_DONE(on_card.run(s.a, in, to_card, have.data()));
+    ASSERT_DONE(on_card.run(s.a, in, to_card, again.data()));
+    EXPECT_EQ(have, again);
+    for (int h = 0; h < Scene::kHeads; ++h) {
+      // Channels apart from the last row and column, which are larger.
+      double error[2] = {0, 0}, size[2] = {0, 0};
+      for (int64_t i = 0; i < side * side; ++i) {
+        const int which = i % side == shape.dim || i / side == shape.dim;
+        const auto at = size_t(h * side * side + i);
+        error[which] += std::pow(have[at] - cpu[at], 2);
+        size[which] += cpu[at] * cpu[at];
+      }
+      EXPECT_LE(std::sqrt(error[0]), 3e-5 * std::sqrt(size[0])) << "head " << h;
+      EXPECT_LE(std::sqrt(error[1]), 3e-5 * std::sqrt(size[1])) << "head " << h;
+    }
   }
 }
 
