@@ -2,13 +2,13 @@
 # Tests and times the CUDA part on a machine with a card. The programs and their shared libraries lie in one directory,
 # as for bench/device.sh. Every step has a time limit of its own.
 #   bench/device_cuda.sh DIRECTORY [RESULTS] [STEP...]
-# Steps: test sanitize scan decode kinds encoded prefill layers disk hybrid hybrid-prefill hybrid1m locality layer1m
+# Steps: test sanitize scan decode kinds encoded prefill layers disk hybrid hybrid-prefill hybrid1m locality layer1m learn
 # (default: all but sanitize).
 set -u
 dir=$(cd "$1" && pwd)
 out=${2:-$dir}
 shift 2 2>/dev/null || shift $#
-steps=${*:-test scan decode kinds encoded prefill layers disk hybrid hybrid-prefill hybrid1m locality layer1m}
+steps=${*:-test scan decode kinds encoded prefill layers disk hybrid hybrid-prefill hybrid1m locality layer1m learn}
 export LD_LIBRARY_PATH="$dir/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 cublas=$(find / -name libcublasLt.so.13 -not -path '/proc/*' 2>/dev/null | head -1)
 LD_LIBRARY_PATH="$LD_LIBRARY_PATH:$(dirname "$cublas")"
@@ -41,7 +41,7 @@ for step in $steps; do
     sanitize)
       for tool in memcheck racecheck; do
         timeout 120 compute-sanitizer --tool $tool "$dir/test_cuda" --gtest_brief=1 \
-          --gtest_filter='CardHot.*:CardSelect.*:CardRow.*:CardAttention.Stored*' 2>&1 | tail -4 || failed=1
+          --gtest_filter='CardHot.*:CardSelect.*:CardRow.*:CardAttention.Stored*:CardChunk.*' 2>&1 | tail -4 || failed=1
       done
       ;;
     scan) timeout 60 "$dir/card_scan" || failed=1 ;;  # choosing blocks at 1M tokens, layer by layer
@@ -119,6 +119,17 @@ for step in $steps; do
           --kv "prefill=block_sparse(blocks=820,dense_layers=0) + $(choose 16384 q8_0)"
       done
       bench 90 "$model.1" -p 1M -n 0 -r 1 --no-warmup --kv "$(choose 16384 q8_0)" --kv-place hybrid --vram 23G
+      ;;
+    learn)  # masks and gates, on the card and on all cores
+      small=models/needle-10m-128k-f16.gguf
+      [ -s "$model.4" ] || "$dir/synthetic_model" $shape "$model.4" q4_0 4
+      cat docs/*.md >"$out/text.txt"
+      learn() { rm -f "$out/learned"*; SECONDS=0; timeout 90 "$dir/longkv" train "$@" -o "$out/learned.gguf" -t 16 2>&1 | tail -7 || failed=1; echo "   $SECONDS s"; }
+      for card in all 0; do
+        learn leank -m $small --longest 8K --ratio 0.72 --refine-steps 0 -ngl $card
+        learn duo -m $small --longest 8K --steps 60 -ngl $card
+        learn leank -m "$model.4" --only-data --data "$out/text.txt" --shortest 4K --longest 4K --ratio 0.72 --refine-steps 8 --held-out 1 --chunk 64 -ngl $card
+      done
       ;;
     *) echo "no such step: $step" && failed=1 ;;
   esac

@@ -1,10 +1,15 @@
 // A chunk's passes through whole models, and learning, on the card against the CPU.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <random>
 
 #include "cuda/card.h"
 #include "cuda/card_chunk_ops.h"
 #include "cuda/session_pair.h"
+#include "gguf/writer.h"
 #include "grad/chunk_model.h"
 #include "support/golden.h"
 #include "support/random_ids.h"
@@ -22,7 +27,8 @@ void expect_step(const std::shared_ptr<const LoadedModel>& model, int host_layer
   if (!card.ok() && card.status().code() == Code::kUnsupported) return;
   ASSERT_TRUE(card.ok()) << card.status().message();
   const ModelConfig& c = model->config();
-  const bool halves = model->weights().layers[0].q.type == TensorType::kF16;
+  // Of the models here those with such a first matrix have no others.
+  const bool halves = model->weights().embedding.type == TensorType::kF16;
   constexpr int64_t kPrompt = 300, kChunk = 21;
   SessionOptions o;
   o.context = 512;
@@ -101,6 +107,83 @@ TEST(CardLearning, AStepOfEveryFamily) {
     expect_step(model, 0, OldRows::kGates, pool, &run);
   }
   EXPECT_GE(run, 4);
+}
+
+// Two layers of random weights whose matrices have the types given in turn, so that those that share an input differ.
+std::string model_of_types(const std::vector<TensorType>& types) {
+  constexpr int64_t kDim = 256, kFf = 512, kHeadDim = 64, kHeads = 4, kKvHeads = 2, kVocab = 320;
+  GgufWriter w;
+  const auto ok = [](const Status& s) { EXPECT_TRUE(s.ok()) << s.message(); };
+  ok(w.add_string("general.architecture", "llama"));
+  ok(w.add_string("general.name", "types in turn"));
+  for (const auto& [key, value] : std::map<std::string, int64_t>{{"block_count", 2},
+                                                                 {"context_length", 1024},
+                                                                 {"embedding_length", kDim},
+                                                                 {"feed_forward_length", kFf},
+                                                                 {"attention.head_count", kHeads},
+                                                                 {"attention.head_count_kv", kKvHeads},
+                                                                 {"rope.dimension_count", kHeadDim}}) {
+    ok(w.add_u32("llama." + key, uint32_t(value)));
+  }
+  ok(w.add_f32("llama.attention.layer_norm_rms_epsilon", 1e-5f));
+  std::mt19937_64 random(9);
+  std::deque<std::vector<uint8_t>> held;  // the writer copies nothing
+  size_t turn = 0;
+  const auto matrix = [&](const std::string& name, int64_t rows, int64_t cols) {
+    const TensorType type = types[turn++ % types.size()];
+    const TensorTypeInfo& info = *tensor_type_info(type);
+    std::vector<uint8_t>& data = held.emplace_back(size_t(rows * row_bytes(type, cols).value()));
+    for (uint8_t& byte : data) byte = uint8_t(random());
+    for (size_t at = 0; at < data.size(); at += size_t(info.block_bytes)) {
+      const f16_t scale = to_f16(type == TensorType::kQ8_0  ? 0.0008f
+                                 : type == TensorType::kF16 ? (float(random() >> 40) * 0x1p-24f - 0.5f) * 0.2f
+                                                            : 0.012f);
+      std::memcpy(data.data() + at, &scale, 2);
+      // The minimum of a block of q4_1.
+      const f16_t min = to_f16(-0.09f);
+      if (type == TensorType::kQ4_1) std::memcpy(data.data() + at + 2, &min, 2);
+    }
+    const int64_t dims[] = {cols, rows};
+    ok(w.add_tensor(name, type, dims, data));
+  };
+  const std::vector<float> ones(size_t(kDim), 1.0f);
+  const auto vector = [&](const std::string& name) {
+    const int64_t dims[] = {kDim};
+    ok(w.add_tensor(name, TensorType::kF32, dims,
+                    {reinterpret_cast<const uint8_t*>(ones.data()), ones.size() * sizeof(float)}));
+  };
+  matrix("token_embd.weight", kVocab, kDim);
+  matrix("output.weight", kVocab, kDim);
+  vector("output_norm.weight");
+  for (int layer = 0; layer < 2; ++layer) {
+    const std::string b = "blk." + std::to_string(layer) + ".";
+    vector(b + "attn_norm.weight");
+    vector(b + "ffn_norm.weight");
+    matrix(b + "attn_q.weight", kHeads * kHeadDim, kDim);
+    matrix(b + "attn_k.weight", kKvHeads * kHeadDim, kDim);
+    matrix(b + "attn_v.weight", kKvHeads * kHeadDim, kDim);
+    matrix(b + "attn_output.weight", kDim, kHeads * kHeadDim);
+    matrix(b + "ffn_gate.weight", kFf, kDim);
+    matrix(b + "ffn_up.weight", kFf, kDim);
+    matrix(b + "ffn_down.weight", kDim, kFf);
+  }
+  const std::string path = test::temp_path("types" + std::to_string(types.size()) + ".gguf");
+  ok(w.write(path));
+  return path;
+}
+
+TEST(CardLearning, AStepOfQuantisedWeights) {
+  ThreadPool pool(default_threads());
+  int run = 0;
+  using enum TensorType;
+  for (const std::vector<TensorType>& types : {std::vector{kQ8_0, kQ4_0, kQ4_1}, {kQ4_0, kF16, kQ8_0, kQ4_0}}) {
+    const auto model = LoadedModel::load(model_of_types(types));
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    LONGKV_NEED_CARD();
+    expect_step(*model, 0, OldRows::kMixed, pool, &run);
+    expect_step(*model, 1, OldRows::kGates, pool, &run);
+  }
+  EXPECT_EQ(run, 4);
 }
 
 TEST(CardLearning, AStepOfRealModels) {

@@ -98,7 +98,7 @@ TEST(ChannelGram, EqualsDifferencesOfTheOutput) {
           const double d = direction[size_t(h * kDim + i)];
           for (int j = 0; j < kDim; ++j) quadratic += d * gram[i * (kDim + 1) + j] * direction[size_t(h * kDim + j)];
           linear += d * gram[i * (kDim + 1) + kDim];
-          // Their sums run in the same order, but one is rounded in between where the other is not.
+          // Tiles of the product round differently at its edge.
           EXPECT_NEAR(gram[i * (kDim + 1) + kDim], gram[kDim * (kDim + 1) + i], 1e-5 * std::sqrt(away_away));
         }
         EXPECT_NEAR(gram[kDim * (kDim + 1) + kDim], away_away, 1e-5 * away_away);
