@@ -114,8 +114,8 @@ Status train(const TrainCommand& command, bool gates) {
   log_info(
       "train: on {}; documents of {} to {} tokens, {} questions each; first {} and last {} rows stay whole; stage 1 {} "
       "steps at rate {}, lambda {}{}",
-      trainer->on_card() ? opened.card->device().name : "the CPU",
-      o.shortest, o.longest, o.lessons.questions, o.sink, o.window, o.steps, o.rate, o.lambda,
+      trainer->on_card() ? opened.card->device().name : "the CPU", o.shortest, o.longest, o.lessons.questions, o.sink,
+      o.window, o.steps, o.rate, o.lambda,
       channels ? fmt::format("; stage 2 {} steps at rate {}, {} in place of {:.0f}% of channels, multiples of {}",
                              o.refine_steps, o.refine_rate, command.learned, 100 * o.ratio, o.align)
                : "");
