@@ -2,6 +2,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kv/index/scan.cc"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -73,23 +74,7 @@ void scan_heads(ScanRule rule, const f16_t* tile, int64_t tiles, int slots, int6
   for (int64_t t = 0; t < tiles; ++t, tile += slots * slot_size, scores += kTileBlocks) {
     V acc[kHeads][kVecs];
     clear(acc);
-    if (rule == ScanRule::kBox) {
-      const V zero = hn::Zero(d);
-      for (int64_t c = 0; c < dim; ++c) {
-        V upper[kVecs], lower[kVecs];
-        for (int i = 0; i < kVecs; ++i) {
-          upper[i] = load_f16(tile + c * kTileBlocks + i * kLanes);
-          lower[i] = load_f16(tile + slot_size + c * kTileBlocks + i * kLanes);
-        }
-        for (int j = 0; j < kHeads; ++j) {
-          const V qc = hn::Set(d, q[j * dim + c]);
-          const V positive = hn::Max(qc, zero), negative = hn::Min(qc, zero);
-          for (int i = 0; i < kVecs; ++i) {
-            acc[j][i] = hn::MulAdd(negative, lower[i], hn::MulAdd(positive, upper[i], acc[j][i]));
-          }
-        }
-      }
-    } else if (rule == ScanRule::kCentre) {
+    if (rule == ScanRule::kCentre) {
       dot<kHeads>(tile, dim, q, acc);
       dot<kHeads, true>(tile + slot_size, dim, q, acc);
     } else {
@@ -105,6 +90,76 @@ void scan_heads(ScanRule rule, const f16_t* tile, int64_t tiles, int slots, int6
     }
     for (int j = 0; j < kHeads; ++j) {
       for (int i = 0; i < kVecs; ++i) hn::StoreU(acc[j][i], d, scores + j * stride + i * kLanes);
+    }
+  }
+}
+
+// Tiles of boxes whose sums share the registers.
+constexpr int kBoxTiles = kVecs >= 8 ? 1 : 8 / kVecs;
+constexpr int64_t kMaxDim = 1024;
+
+// kHeads query heads over kTiles tiles. at: [heads][kMaxDim], where in a tile the bound of a channel that a head meets
+// begins. ahead: of kTiles tiles the first to prefetch meanwhile, one in `every`, or nullptr.
+template <int kTiles, int kHeads>
+HWY_INLINE void scan_boxes(const f16_t* tile, int64_t tile_size, int64_t dim, const float* q,
+                           const int32_t (*at)[kMaxDim], const f16_t* ahead, int every, float* scores, int64_t stride) {
+  const D d;
+  V acc[kHeads][kTiles * kVecs];
+  for (auto& row : acc) {
+    for (V& v : row) v = hn::Zero(d);
+  }
+  for (int64_t c = 0; c < dim; ++c) {
+    // A tile has as many lines of 64 bytes as channels.
+    for (int t = 0; ahead != nullptr && t < kTiles; t += every) hwy::Prefetch(ahead + t * tile_size + c * 32);
+    for (int j = 0; j < kHeads; ++j) {
+      const V qc = hn::Set(d, q[j * dim + c]);
+      const f16_t* bound = tile + at[j][c];
+      for (int t = 0; t < kTiles; ++t) {
+        for (int i = 0; i < kVecs; ++i) {
+          V& sum = acc[j][t * kVecs + i];
+          sum = hn::MulAdd(qc, load_f16(bound + t * tile_size + i * kLanes), sum);
+        }
+      }
+    }
+  }
+  for (int j = 0; j < kHeads; ++j) {
+    for (int i = 0; i < kTiles * kVecs; ++i) hn::StoreU(acc[j][i], d, scores + j * stride + i * kLanes);
+  }
+}
+
+// max(q * upper, q * lower) is q times the upper bound or, where q is negative, the lower one: a query head reads one
+// of the two. Some tiles at a time stay in the nearest cache for all heads; single ones meet all heads at once.
+void scan_box(const f16_t* tile, int64_t tiles, int64_t dim, const float* q, int n_q, float* scores, int64_t stride) {
+  const int64_t slot_size = dim * kTileBlocks, tile_size = 2 * slot_size;
+  int32_t at[kMaxHeads][kMaxDim];
+  for (int first = 0; first < n_q; first += kMaxHeads) {
+    const int heads = HWY_MIN(kMaxHeads, n_q - first);
+    const float* own = q + first * dim;
+    for (int j = 0; j < heads; ++j) {
+      for (int64_t c = 0; c < dim; ++c) {
+        at[j][c] = int32_t((own[j * dim + c] < 0.0f ? slot_size : 0) + c * kTileBlocks);
+      }
+    }
+    float* out = scores + first * stride;
+    int64_t t = 0;
+    for (; t + kBoxTiles <= tiles; t += kBoxTiles) {
+      const f16_t* now = tile + t * tile_size;
+      const f16_t* next = t + 2 * kBoxTiles <= tiles ? now + kBoxTiles * tile_size : nullptr;
+      for (int j = 0; j < heads; ++j) {
+        const f16_t* ahead = next != nullptr && j < kBoxTiles ? next + j * tile_size : nullptr;
+        scan_boxes<kBoxTiles, 1>(now, tile_size, dim, own + j * dim, at + j, ahead, heads,
+                                 out + j * stride + t * kTileBlocks, stride);
+      }
+    }
+    for (; t < tiles; ++t) {
+      const f16_t* now = tile + t * tile_size;
+      float* to = out + t * kTileBlocks;
+      switch (heads) {
+        case 1: scan_boxes<1, 1>(now, tile_size, dim, own, at, nullptr, 1, to, stride); break;
+        case 2: scan_boxes<1, 2>(now, tile_size, dim, own, at, nullptr, 1, to, stride); break;
+        case 3: scan_boxes<1, 3>(now, tile_size, dim, own, at, nullptr, 1, to, stride); break;
+        default: scan_boxes<1, kMaxHeads>(now, tile_size, dim, own, at, nullptr, 1, to, stride);
+      }
     }
   }
 }
@@ -166,6 +221,7 @@ void scan_own(const f16_t* tile, int64_t tiles, int slots, int64_t dim, const fl
 void ScanTiles(ScanRule rule, const f16_t* first, int64_t tiles, int slots, int64_t dim, const float* q, int n_q,
                float* scores, int64_t stride) {
   if (rule == ScanRule::kOwn) return scan_own(first, tiles, slots, dim, q, n_q, scores, stride);
+  if (rule == ScanRule::kBox) return scan_box(first, tiles, dim, q, n_q, scores, stride);
   for (int j = 0; j < n_q; j += kMaxHeads) {
     const float* qj = q + j * dim;
     float* out = scores + j * stride;

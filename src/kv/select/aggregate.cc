@@ -56,26 +56,38 @@ void Reduce(bool max, float* scores, int64_t stride, int heads, int64_t n, float
   });
 }
 
+// exp(scale * (score - largest)) in place of the scores of a head. Returns one over their sum, or 0.
+float Exponentials(float* row, int64_t n, float scale) {
+  const D d;
+  auto peak_lanes = hn::Set(d, -FLT_MAX);
+  for_each_vector(n, [&](int64_t, auto load, auto, auto mask) {
+    peak_lanes = hn::IfThenElse(mask, hn::Max(peak_lanes, finite(load(row))), peak_lanes);
+  });
+  const auto peak = hn::Set(d, hn::GetLane(hn::MaxOfLanes(d, peak_lanes)));
+  auto sum_lanes = hn::Zero(d);
+  for_each_vector(n, [&](int64_t, auto load, auto store, auto mask) {
+    const auto e = fast_exp2(d, hn::Mul(hn::Sub(finite(load(row)), peak), hn::Set(d, scale * kLog2E)));
+    sum_lanes = hn::Add(sum_lanes, hn::IfThenElseZero(mask, e));
+    store(e, row);
+  });
+  const float sum = hn::GetLane(hn::SumOfLanes(d, sum_lanes));
+  return sum > 0 ? 1.0f / sum : 0.0f;
+}
+
+// Shares of some heads are added in one pass, in the heads' order.
 void SoftmaxSum(float* scores, int64_t stride, int heads, int64_t n, float scale, float* out) {
   const D d;
-  for (int j = 0; j < heads; ++j) {
-    float* row = scores + j * stride;
-    auto peak_lanes = hn::Set(d, -FLT_MAX);
-    for_each_vector(n, [&](int64_t, auto load, auto, auto mask) {
-      peak_lanes = hn::IfThenElse(mask, hn::Max(peak_lanes, finite(load(row))), peak_lanes);
-    });
-    const auto peak = hn::Set(d, hn::GetLane(hn::MaxOfLanes(d, peak_lanes)));
-    auto sum_lanes = hn::Zero(d);
-    for_each_vector(n, [&](int64_t, auto load, auto store, auto mask) {
-      const auto e = fast_exp2(d, hn::Mul(hn::Sub(finite(load(row)), peak), hn::Set(d, scale * kLog2E)));
-      sum_lanes = hn::Add(sum_lanes, hn::IfThenElseZero(mask, e));
-      store(e, row);
-    });
-    const float sum = hn::GetLane(hn::SumOfLanes(d, sum_lanes));
-    const auto share = hn::Set(d, sum > 0 ? 1.0f / sum : 0.0f);
+  constexpr int kAtOnce = 8;
+  float share[kAtOnce];
+  for (int first = 0; first < heads; first += kAtOnce) {
+    const int count = HWY_MIN(kAtOnce, heads - first);
+    float* rows = scores + first * stride;
+    for (int j = 0; j < count; ++j) share[j] = Exponentials(rows + j * stride, n, scale);
     for_each_vector(n, [&](int64_t, auto load, auto store, auto) {
-      const auto mine = hn::Mul(load(row), share);
-      store(j == 0 ? mine : hn::Add(load(out), mine), out);
+      auto sum = hn::Mul(load(rows), hn::Set(d, share[0]));
+      if (first > 0) sum = hn::Add(load(out), sum);
+      for (int j = 1; j < count; ++j) sum = hn::Add(sum, hn::Mul(load(rows + j * stride), hn::Set(d, share[j])));
+      store(sum, out);
     });
   }
 }
