@@ -200,10 +200,7 @@ void AttendBlocksTarget(const AttendRun& run) {
       for (int head = 0; head < run.n_q; head += kBlockHeads) {
         const int heads = std::min(kBlockHeads, run.n_q - head);
         block_scores(run, tile, head, heads, s);
-        for (int h = 0; h < heads; ++h) {
-          float* p = partial + (head + h) * run.partial_stride;
-          softmax_tile(s + h * kKiviRows, kKiviRows, v_padded, {p, p + v_padded, p + v_padded + 1});
-        }
+        softmax_tile(s, kKiviRows, heads, kKiviRows, partial + head * run.partial_stride, run.partial_stride);
         BlockValues values;
         values.type = run.kv.v_type;
         values.block = run.kv.v + row_offset(tile.block, run.kv.v_stride);

@@ -34,35 +34,50 @@ struct FoldedQuery {
   float bias;
 };
 
-void fold(const float* q, const uint8_t* scales, const uint8_t* minima, int64_t dim, FoldedQuery& out) {
-  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
-  alignas(32) float folded[kMaxDim];
-  __m256 bias = _mm256_setzero_ps();
-  __m256i top = _mm256_setzero_si256();
-  for (int64_t c = 0; c < dim; c += 8) {
-    const __m256 x = _mm256_loadu_ps(q + c), f = _mm256_mul_ps(x, load_halves(scales + 2 * c));
-    bias = _mm256_fmadd_ps(x, load_halves(minima + 2 * c), bias);
-    top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(f), magnitude));
-    _mm256_store_ps(folded + c, f);
+// Scales and minima are widened once for all heads; the heads' sums across lanes overlap.
+template <int kH>
+void fold(const BlockKeys& b, const uint8_t* scales, const uint8_t* minima, FoldedQuery* out) {
+  alignas(32) float folded[kH][kMaxDim];
+  __m256 bias[kH];
+  __m256i top[kH];
+  for (int h = 0; h < kH; ++h) {
+    bias[h] = _mm256_setzero_ps();
+    top[h] = _mm256_setzero_si256();
   }
-  for (int64_t c = dim; c % 32 != 0; c += 8) _mm256_store_ps(folded + c, _mm256_setzero_ps());
-  out.bias = lane_sum(bias);
-  const float amax = largest_magnitude(top);
-  // NaN and infinity compare above every finite number as bits, and fail this comparison.
-  const bool finite = amax <= std::numeric_limits<float>::max();
-  const float inverse = finite && amax >= 0x1p-100f ? 127.0f / amax : 0.0f;
-  out.scale = !finite ? std::numeric_limits<float>::quiet_NaN() : inverse == 0.0f ? 0.0f : amax / 127.0f;
-  const __m256 factor = _mm256_set1_ps(inverse);
-  for (int64_t c = 0; c < dim; c += 32) {
-    __m256i w[4];
-    for (int i = 0; i < 4; ++i) {
-      w[i] = inverse == 0.0f ? _mm256_setzero_si256()
-                             : _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_load_ps(folded + c + 8 * i), factor));
+  const int64_t padded = (b.dim + 31) / 32 * 32;
+  for (int64_t c = 0; c < b.dim; c += 8) {
+    const __m256 scale = load_halves(scales + 2 * c), minimum = load_halves(minima + 2 * c);
+#pragma GCC unroll 4
+    for (int h = 0; h < kH; ++h) {
+      const __m256 x = _mm256_loadu_ps(b.q + h * b.q_stride + c), f = _mm256_mul_ps(x, scale);
+      bias[h] = _mm256_fmadd_ps(x, minimum, bias[h]);
+      top[h] = _mm256_max_epi32(top[h], magnitude_bits(f));
+      _mm256_store_ps(folded[h] + c, f);
     }
-    const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(w[0], w[1]), _mm256_packs_epi32(w[2], w[3]));
-    // Packing works in 128-bit halves: words of four channels come out as 0 2 4 6 1 3 5 7.
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(out.value + c), _mm256_permutevar8x32_epi32(bytes, order));
+  }
+  for (int h = 0; h < kH; ++h) {
+    for (int64_t c = b.dim; c < padded; c += 8) _mm256_store_ps(folded[h] + c, _mm256_setzero_ps());
+    out[h].bias = lane_sum(bias[h]);
+    out[h].scale = largest_magnitude(top[h]);
+  }
+  for (int h = 0; h < kH; ++h) {
+    const float amax = out[h].scale;
+    // NaN and infinity compare above every finite number as bits, and fail this comparison.
+    const bool finite = amax <= std::numeric_limits<float>::max();
+    const float inverse = finite && amax >= 0x1p-100f ? 127.0f / amax : 0.0f;
+    out[h].scale = !finite ? std::numeric_limits<float>::quiet_NaN() : inverse == 0.0f ? 0.0f : amax / 127.0f;
+    const __m256 factor = _mm256_set1_ps(inverse);
+    for (int64_t c = 0; c < padded; c += 32) {
+      __m256i w[4];
+      for (int i = 0; i < 4; ++i) {
+        w[i] = inverse == 0.0f ? _mm256_setzero_si256()
+                               : _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_load_ps(folded[h] + c + 8 * i), factor));
+      }
+      const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(w[0], w[1]), _mm256_packs_epi32(w[2], w[3]));
+      // Packing works in 128-bit halves: words of four channels come out as 0 2 4 6 1 3 5 7.
+      const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+      _mm256_store_si256(reinterpret_cast<__m256i*>(out[h].value + c), _mm256_permutevar8x32_epi32(bytes, order));
+    }
   }
 }
 
@@ -112,21 +127,21 @@ void sixteen_scores(const BlockKeys& b, const FoldedQuery* q) {
 }
 
 template <int kBits, int kH>
-void keys_of(const BlockKeys& b, const FoldedQuery* q) {
+void keys_of(const BlockKeys& b) {
+  FoldedQuery q[kH];
+  const uint8_t* scales = b.block + b.dim * kKiviRows * kBits / 8;
+  fold<kH>(b, scales, scales + 2 * b.dim, q);
   sixteen_scores<kBits, kH, 0>(b, q);
   sixteen_scores<kBits, kH, 1>(b, q);
 }
 
 template <int kBits>
 void keys(const BlockKeys& b) {
-  FoldedQuery q[4];
-  const uint8_t* scales = b.block + b.dim * kKiviRows * kBits / 8;
-  for (int h = 0; h < b.heads; ++h) fold(b.q + h * b.q_stride, scales, scales + 2 * b.dim, b.dim, q[h]);
   switch (b.heads) {
-    case 1: return keys_of<kBits, 1>(b, q);
-    case 2: return keys_of<kBits, 2>(b, q);
-    case 3: return keys_of<kBits, 3>(b, q);
-    default: return keys_of<kBits, 4>(b, q);
+    case 1: return keys_of<kBits, 1>(b);
+    case 2: return keys_of<kBits, 2>(b);
+    case 3: return keys_of<kBits, 3>(b);
+    default: return keys_of<kBits, 4>(b);
   }
 }
 
@@ -162,42 +177,63 @@ void sixteen_channels(const uint8_t* codes, const TileWeights* w, const float* b
   }
 }
 
+// A block's values of up to kStep groups of channels. Weights of all groups and heads are formed side by side, since
+// each is a chain of latencies.
 template <int kBits, int kH>
-void values_of(const uint8_t* codes, const TileWeights* w, const float* bias, float* sums, int64_t stride) {
-  sixteen_channels<kBits, kH, 0>(codes, w, bias, sums, stride);
-  sixteen_channels<kBits, kH, 1>(codes, w, bias, sums, stride);
+void values_of(const BlockValues& b) {
+  constexpr int64_t kStep = 4;
+  const int64_t groups = b.dim / kKiviRows, group_bytes = kKiviRows * kKiviRows * kBits / 8;
+  const uint8_t* scales = b.block + groups * group_bytes;
+  const uint8_t* minima = scales + 2 * b.dim;
+  for (int64_t g0 = 0; g0 < groups; g0 += kStep) {
+    const int64_t n = groups - g0 < kStep ? groups - g0 : kStep;
+    alignas(32) float product[kStep][kH][kKiviRows];
+    float amax[kStep][kH], bias[kStep][kH];
+    TileWeights w[kStep][kH];
+    for (int64_t g = 0; g < n; ++g) {
+      __m256 sum[kH];
+      __m256i top[kH];
+      for (int h = 0; h < kH; ++h) {
+        sum[h] = _mm256_setzero_ps();
+        top[h] = _mm256_setzero_si256();
+      }
+      for (int64_t r = 0; r < kKiviRows; r += 8) {
+        const int64_t at = 2 * ((g0 + g) * kKiviRows + r);
+        const __m256 scale = load_halves(scales + at), minimum = load_halves(minima + at);
+#pragma GCC unroll 4
+        for (int h = 0; h < kH; ++h) {
+          const __m256 x = _mm256_loadu_ps(b.p + h * b.p_stride + r);
+          const __m256 counts = _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_NEQ_UQ);
+          const __m256 f = _mm256_mul_ps(x, _mm256_and_ps(scale, counts));
+          sum[h] = _mm256_fmadd_ps(x, _mm256_and_ps(minimum, counts), sum[h]);
+          top[h] = _mm256_max_epi32(top[h], magnitude_bits(f));
+          _mm256_store_ps(product[g][h] + r, f);
+        }
+      }
+      for (int h = 0; h < kH; ++h) {
+        amax[g][h] = largest_magnitude(top[h]);
+        bias[g][h] = lane_sum(sum[h]);
+      }
+    }
+    for (int64_t g = 0; g < n; ++g) {
+      for (int h = 0; h < kH; ++h) w[g][h].round(product[g][h], amax[g][h], kKiviRows);
+    }
+    for (int64_t g = 0; g < n; ++g) {
+      const uint8_t* codes = b.block + (g0 + g) * group_bytes;
+      float* sums = b.sums + (g0 + g) * kKiviRows;
+      sixteen_channels<kBits, kH, 0>(codes, w[g], bias[g], sums, b.stride);
+      sixteen_channels<kBits, kH, 1>(codes, w[g], bias[g], sums, b.stride);
+    }
+  }
 }
 
 template <int kBits>
 void values(const BlockValues& b) {
-  const int64_t groups = b.dim / kKiviRows, group_bytes = kKiviRows * kKiviRows * kBits / 8;
-  const uint8_t* scales = b.block + groups * group_bytes;
-  const uint8_t* minima = scales + 2 * b.dim;
-  for (int64_t g = 0; g < groups; ++g) {
-    TileWeights w[4];
-    float bias[4];
-    for (int h = 0; h < b.heads; ++h) {
-      const float* p = b.p + h * b.p_stride;
-      alignas(32) float scale[kKiviRows];
-      __m256 sum = _mm256_setzero_ps();
-      for (int64_t r = 0; r < kKiviRows; r += 8) {
-        const __m256 x = _mm256_loadu_ps(p + r);
-        const __m256 counts = _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_NEQ_UQ);
-        const int64_t at = 2 * (g * kKiviRows + r);
-        _mm256_store_ps(scale + r, _mm256_and_ps(load_halves(scales + at), counts));
-        sum = _mm256_fmadd_ps(x, _mm256_and_ps(load_halves(minima + at), counts), sum);
-      }
-      w[h].assign(p, scale, kKiviRows);
-      bias[h] = lane_sum(sum);
-    }
-    const uint8_t* codes = b.block + g * group_bytes;
-    float* sums = b.sums + g * kKiviRows;
-    switch (b.heads) {
-      case 1: values_of<kBits, 1>(codes, w, bias, sums, b.stride); break;
-      case 2: values_of<kBits, 2>(codes, w, bias, sums, b.stride); break;
-      case 3: values_of<kBits, 3>(codes, w, bias, sums, b.stride); break;
-      default: values_of<kBits, 4>(codes, w, bias, sums, b.stride); break;
-    }
+  switch (b.heads) {
+    case 1: return values_of<kBits, 1>(b);
+    case 2: return values_of<kBits, 2>(b);
+    case 3: return values_of<kBits, 3>(b);
+    default: return values_of<kBits, 4>(b);
   }
 }
 

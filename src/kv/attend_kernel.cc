@@ -183,10 +183,7 @@ void AttendRunTarget(const AttendRun& run) {
       const int heads = std::min(kHeads, run.n_q - head);
       const bool first = head == 0;
       tile_scores(run, tile, head, heads, first ? &tile.v : nullptr, tile.rows, v_bytes, s);
-      for (int h = 0; h < heads; ++h) {
-        float* p = partial + (head + h) * run.partial_stride;
-        softmax_tile(s + h * kAttendTileMax, tile.rows, v_padded, {p, p + v_padded, p + v_padded + 1});
-      }
+      softmax_tile(s, kAttendTileMax, heads, tile.rows, partial + head * run.partial_stride, run.partial_stride);
       tile_values(run, tile, s, heads, first ? &next.k : nullptr, next.rows, k_bytes,
                   partial + head * run.partial_stride);
     }

@@ -53,40 +53,59 @@ HWY_INLINE void cap_scores(float* s, int64_t n, float softcap) {
   }
 }
 
-// State of one query head in one chunk.
-struct Running {
-  float* sum_v;  // [dim_v padded]
-  float* max;
-  float* sum;
-};
+// Most heads whose weights are formed together.
+inline constexpr int kSoftmaxHeads = 4;
 
-// Turns the scores of one head over a tile into exp(score - max), rescaling what was summed when the maximum rises.
-// s is padded with -inf to whole vectors.
-HWY_INLINE void softmax_tile(float* s, int64_t rows, int64_t sum_v_size, const Running& state) {
+// Turns the scores of kH heads over a tile, s [heads][s_stride] padded with -inf to whole vectors, into
+// exp(score - max). partial: [heads][stride], channels of the sums up to stride - 2, then the running maximum and sum;
+// what was summed is rescaled when the maximum rises. Heads go side by side through each step: those of one head alone
+// are chains of latencies.
+template <int kH>
+HWY_INLINE void softmax_heads(float* HWY_RESTRICT s, int64_t s_stride, int64_t rows, float* HWY_RESTRICT partial,
+                              int64_t stride) {
   const DF d;
   constexpr float kNone = -std::numeric_limits<float>::infinity();
-  VF top = hn::Set(d, kNone);
-  for (int64_t i = 0; i < rows; i += kLanes) top = hn::Max(top, hn::Load(d, s + i));
-  const float tile_max = hn::GetLane(hn::MaxOfLanes(d, top));
-  const float old_max = *state.max;
-  const float new_max = tile_max > old_max ? tile_max : old_max;
-  // All scores -inf so far: weights are exp(-inf) = 0, not exp(-inf + inf).
-  const float base = new_max == kNone ? 0.0f : new_max;
-  if (new_max != old_max && old_max != kNone) {
-    const float shrink = exp_scalar(old_max - new_max);
-    *state.sum *= shrink;
-    for (int64_t c = 0; c < sum_v_size; c += kLanes) {
-      hn::StoreU(hn::Mul(hn::LoadU(d, state.sum_v + c), hn::Set(d, shrink)), d, state.sum_v + c);
+  VF top[kH], base[kH], sum[kH];
+  for (int h = 0; h < kH; ++h) top[h] = hn::Set(d, kNone);
+  for (int64_t i = 0; i < rows; i += kLanes) {
+    for (int h = 0; h < kH; ++h) top[h] = hn::Max(top[h], hn::Load(d, s + h * s_stride + i));
+  }
+  for (int h = 0; h < kH; ++h) top[h] = hn::MaxOfLanes(d, top[h]);
+  for (int h = 0; h < kH; ++h) {
+    float* sums = partial + h * stride;
+    const float tile_max = hn::GetLane(top[h]), old_max = sums[stride - 2];
+    const float new_max = tile_max > old_max ? tile_max : old_max;
+    if (new_max != old_max && old_max != kNone) {
+      const float shrink = exp_scalar(old_max - new_max);
+      sums[stride - 1] *= shrink;
+      for (int64_t c = 0; c < stride - 2; c += kLanes) {
+        hn::StoreU(hn::Mul(hn::LoadU(d, sums + c), hn::Set(d, shrink)), d, sums + c);
+      }
+    }
+    sums[stride - 2] = new_max;
+    // All scores -inf so far: weights are exp(-inf) = 0, not exp(-inf + inf).
+    base[h] = hn::Set(d, new_max == kNone ? 0.0f : new_max);
+    sum[h] = hn::Zero(d);
+  }
+  for (int64_t i = 0; i < rows; i += kLanes) {
+    for (int h = 0; h < kH; ++h) {
+      const VF p = exp_vector(hn::Sub(hn::Load(d, s + h * s_stride + i), base[h]));
+      sum[h] = hn::Add(sum[h], p);
+      hn::Store(p, d, s + h * s_stride + i);
     }
   }
-  *state.max = new_max;
-  VF sum = hn::Zero(d);
-  for (int64_t i = 0; i < rows; i += kLanes) {
-    const VF p = exp_vector(hn::Sub(hn::Load(d, s + i), hn::Set(d, base)));
-    sum = hn::Add(sum, p);
-    hn::Store(p, d, s + i);
+  for (int h = 0; h < kH; ++h) sum[h] = hn::SumOfLanes(d, sum[h]);
+  for (int h = 0; h < kH; ++h) partial[h * stride + stride - 1] += hn::GetLane(sum[h]);
+}
+
+// heads: 1 to kSoftmaxHeads.
+HWY_INLINE void softmax_tile(float* s, int64_t s_stride, int heads, int64_t rows, float* partial, int64_t stride) {
+  switch (heads) {
+    case 1: return softmax_heads<1>(s, s_stride, rows, partial, stride);
+    case 2: return softmax_heads<2>(s, s_stride, rows, partial, stride);
+    case 3: return softmax_heads<3>(s, s_stride, rows, partial, stride);
+    default: return softmax_heads<kSoftmaxHeads>(s, s_stride, rows, partial, stride);
   }
-  *state.sum += hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
 }  // namespace HWY_NAMESPACE

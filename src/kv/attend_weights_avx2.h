@@ -20,6 +20,10 @@ inline float largest_magnitude(__m256i bits) {
   return _mm_cvtss_f32(_mm_castsi128_ps(t));
 }
 
+inline __m256i magnitude_bits(__m256 x) {
+  return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
+}
+
 // One head's weights of the rows of a tile: p * row scale ~ scale * q, |q| <= 32767.
 struct TileWeights {
   alignas(32) int16_t q[kAttendTileMax];
@@ -28,14 +32,18 @@ struct TileWeights {
 
   // padded: a multiple of 8.
   void assign(const float* p, const float* row_scale, int64_t padded) {
-    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
-    __m256 w[kAttendTileMax / 8];
+    alignas(32) float w[kAttendTileMax];
     __m256i top = _mm256_setzero_si256();
-    for (int64_t i = 0; i < padded / 8; ++i) {
-      w[i] = _mm256_mul_ps(_mm256_loadu_ps(p + 8 * i), _mm256_loadu_ps(row_scale + 8 * i));
-      top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(w[i]), magnitude));
+    for (int64_t i = 0; i < padded; i += 8) {
+      const __m256 x = _mm256_mul_ps(_mm256_loadu_ps(p + i), _mm256_loadu_ps(row_scale + i));
+      top = _mm256_max_epi32(top, magnitude_bits(x));
+      _mm256_store_ps(w + i, x);
     }
-    const float amax = largest_magnitude(top);
+    round(w, largest_magnitude(top), padded);
+  }
+
+  // amax: the largest magnitude of w, NaN above all.
+  void round(const float* w, float amax, int64_t padded) {
     if (!(amax <= std::numeric_limits<float>::max()) || amax < 0x1p-100f) {
       scale = amax < 0x1p-100f ? 0.0f : std::numeric_limits<float>::quiet_NaN();
       total = 0;
@@ -45,10 +53,10 @@ struct TileWeights {
     scale = amax / 32767.0f;
     const __m256 inverse = _mm256_set1_ps(32767.0f / amax);
     __m256i sum = _mm256_setzero_si256();
-    for (int64_t i = 0; i < padded / 8; ++i) {
-      const __m256i rounded = _mm256_cvtps_epi32(_mm256_mul_ps(w[i], inverse));
+    for (int64_t i = 0; i < padded; i += 8) {
+      const __m256i rounded = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_load_ps(w + i), inverse));
       sum = _mm256_add_epi32(sum, rounded);
-      _mm_store_si128(reinterpret_cast<__m128i*>(q + 8 * i),
+      _mm_store_si128(reinterpret_cast<__m128i*>(q + i),
                       _mm_packs_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1)));
     }
     __m128i s = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
