@@ -10,6 +10,7 @@
 // After highway.h: the maths library is compiled once for each target.
 #include <hwy/contrib/math/math-inl.h>
 
+#include "kv/index/bits_units-inl.h"
 #include "ops/fast_exp-inl.h"
 #include "ops/tail-inl.h"
 
@@ -29,8 +30,6 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Targets without byte shuffles use none of these.
-[[maybe_unused]] constexpr int64_t kHalfTile = kBitsTile / 2;
-[[maybe_unused]] constexpr int64_t kUnits = kBitsTile / kBitsUnit;
 [[maybe_unused]] constexpr int64_t kMaxGroups = 32;  // 1024 channels
 [[maybe_unused]] constexpr float kFixedOne = 32767.0f;
 
@@ -134,14 +133,6 @@ void ScanUnits(const uint8_t* tile, int64_t tiles, int64_t groups, const BitsTab
 
 #else
 
-using D8 = hn::CappedTag<uint8_t, size_t(kBitsTile)>;
-using D16 = hn::Repartition<int16_t, D8>;
-using V8 = hn::Vec<D8>;
-using V16 = hn::Vec<D16>;
-constexpr int64_t kByteLanes = int64_t(hn::MaxLanes(D8()));
-constexpr int64_t kShortLanes = kByteLanes / 2;
-constexpr int kMaxHeads = 4;
-
 // The magnitudes of a tile as 16-bit numbers, and what the tables' bias adds to its sums.
 struct FixedTile {
   alignas(64) int16_t magnitude[kMaxGroups][kBitsTile];
@@ -153,8 +144,18 @@ struct FixedTile {
 // Sums of all groups stay below 2^15: a group adds at most 248 * 2^shift.
 constexpr int shift_for(int64_t groups) { return groups <= 8 ? 4 : groups <= 16 ? 3 : 2; }
 
-// False: a magnitude is not finite.
-bool fix_tile(const uint8_t* tile, int64_t groups, FixedTile& fixed) {
+// The largest magnitude of a tile as the bits of a half. Positive halves are ordered like whole numbers; from 0x7c00 on
+// they are not finite.
+int16_t largest_magnitude(const uint8_t* tile, int64_t groups) {
+  const D16 d16;
+  const auto* magnitudes = reinterpret_cast<const int16_t*>(tile + groups * (kBitsGroup / 8) * kBitsTile);
+  V16 top = hn::Zero(d16);
+  for (int64_t i = 0; i < groups * kBitsTile; i += kShortLanes) top = hn::Max(top, hn::LoadU(d16, magnitudes + i));
+  return hn::GetLane(hn::MaxOfLanes(d16, top));
+}
+
+// bits: largest_magnitude(), finite.
+void fix_tile(const uint8_t* tile, int64_t groups, int16_t bits, FixedTile& fixed) {
   const hn::CappedTag<float, 16> df;
   const hn::Rebind<hwy::float16_t, decltype(df)> dh;
   const hn::Rebind<int32_t, decltype(df)> di;
@@ -162,11 +163,6 @@ bool fix_tile(const uint8_t* tile, int64_t groups, FixedTile& fixed) {
   const D16 d16;
   const int64_t lanes = int64_t(hn::Lanes(df));
   const auto* magnitudes = reinterpret_cast<const int16_t*>(tile + groups * (kBitsGroup / 8) * kBitsTile);
-  // Positive halves are ordered like whole numbers.
-  V16 top = hn::Zero(d16);
-  for (int64_t i = 0; i < groups * kBitsTile; i += kShortLanes) top = hn::Max(top, hn::LoadU(d16, magnitudes + i));
-  const int16_t bits = hn::GetLane(hn::MaxOfLanes(d16, top));
-  if (bits >= 0x7c00) return false;
   const float largest = to_float(f16_t{uint16_t(bits)});
   fixed.shift = shift_for(groups);
   fixed.scale = largest * (32768.0f / kFixedOne) / float(1 << fixed.shift);
@@ -185,7 +181,6 @@ bool fix_tile(const uint8_t* tile, int64_t groups, FixedTile& fixed) {
     }
     hn::Store(sum, d16, fixed.offset + t);
   }
-  return true;
 }
 
 // sums: [kHeads][64], even tokens before odd ones, in units of step * fixed.scale. Intermediate sums may wrap around;
@@ -263,7 +258,9 @@ void ScanTile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int
   const D16 d16;
   const int64_t lanes = int64_t(hn::Lanes(df));
   FixedTile fixed;
-  if (!fix_tile(tile, groups, fixed)) return ScanTileSlow(tile, groups, tables, n_q, scores, stride);
+  const int16_t largest = largest_magnitude(tile, groups);
+  if (largest >= 0x7c00) return ScanTileSlow(tile, groups, tables, n_q, scores, stride);
+  fix_tile(tile, groups, largest, fixed);
   alignas(64) int16_t sums[kMaxHeads * kBitsTile];
   alignas(64) int16_t ordered[kBitsTile];
   for (int first = 0; first < n_q; first += kMaxHeads) {
@@ -284,156 +281,54 @@ void ScanTile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int
   }
 }
 
-// The largest of each 16-byte block's eight numbers, in all of its lanes.
-HWY_INLINE V16 max_of_eight(V16 v) {
-  const D16 d16;
-  const D8 d8;
-  const hn::Repartition<int32_t, D8> d32;
-  v = hn::Max(v, hn::BitCast(d16, hn::Shuffle1032(hn::BitCast(d32, v))));
-  v = hn::Max(v, hn::BitCast(d16, hn::Shuffle2301(hn::BitCast(d32, v))));
-  alignas(16) static constexpr uint8_t kSwap[16] = {2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13};
-  return hn::Max(v, hn::BitCast(d16, hn::TableLookupBytes(hn::BitCast(d8, v), hn::LoadDup128(d8, kSwap))));
-}
-
-// How a difference d <= 0 of two sums becomes the bits of 2^(d * unit) as a half: 1.0 has the bits 0x3c00, an order
-// of two is 1024 of them, and the bits between are read as a straight line.
-struct HalfExp {
-  int16_t lowest;  // differences below give zero
-  int shift;
-  int16_t factor;
-
-  // unit: binary orders per unit of the sums.
-  explicit HalfExp(float unit) {
-    // Differences times 2^shift * factor / 2^15 = unit * 1024, factor in [0.5, 1) * 2^15. Outside of these limits all
-    // tokens are as good as equal, or 16 orders apart.
-    const float bits = unit > 1e-6f ? HWY_MIN(unit, 15.0f) * 1024.0f : 1e-3f;
-    const uint32_t word = std::bit_cast<uint32_t>(bits);
-    const int exponent = int(word >> 23) - 126;
-    shift = HWY_MAX(0, exponent);
-    const float part = std::bit_cast<float>((word & 0x7fffffu) | 0x3f000000u);  // in [0.5, 1)
-    factor = int16_t(exponent >= 0 ? part * 32767.0f : bits * 32767.0f);
-    // The shifted difference has to fit in 16 bits.
-    lowest = int16_t(HWY_MAX(-15360.0f / bits, -32767.0f));
-  }
-};
-
-// The lane sums of four vectors.
-template <class D, class V = hn::Vec<D> >
-HWY_INLINE hn::Vec<hn::FixedTag<float, 4> > sums_of_four(D d, V a, V b, V c, V e) {
-  const hn::RepartitionToWide<D> dw;
-  const V ab = hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
-  const V ce = hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
-  const V lo = hn::BitCast(d, hn::InterleaveLower(dw, hn::BitCast(dw, ab), hn::BitCast(dw, ce)));
-  const V hi = hn::BitCast(d, hn::InterleaveUpper(dw, hn::BitCast(dw, ab), hn::BitCast(dw, ce)));
-  const V sum = hn::Add(lo, hi);
-#if HWY_MAX_BYTES == 16
-  return sum;
-#else
-  const hn::Half<D> half;
-  return hn::Add(hn::LowerHalf(half, sum), hn::UpperHalf(half, sum));
-#endif
-}
-
-// Of one head's sums of a tile: the best of each unit, and the sum of its exponentials.
-HWY_INLINE void unit_peaks(const int16_t* sums, int16_t* peaks) {
-  const D16 d16;
-  alignas(64) int16_t top[kHalfTile];
-  for (int64_t t = 0; t < kHalfTile; t += kShortLanes) {
-    hn::Store(max_of_eight(hn::Max(hn::Load(d16, sums + t), hn::Load(d16, sums + kHalfTile + t))), d16, top + t);
-  }
-  for (int64_t u = 0; u < kUnits; ++u) peaks[u] = top[8 * u];
-}
-
-HWY_INLINE void unit_sums(const int16_t* sums, const HalfExp& half_exp, int16_t* peaks, float* totals) {
-  const D16 d16;
-  const hn::CappedTag<float, 8> df;
-  const hn::FixedTag<float, 4> d4;
-  const hn::Rebind<hwy::float16_t, decltype(df)> dh;
-  const int64_t lanes = int64_t(hn::Lanes(df));
-  alignas(64) int16_t top[kHalfTile], bits[2][kHalfTile];
-  const V16 lowest = hn::Set(d16, half_exp.lowest), factor = hn::Set(d16, half_exp.factor);
-  const V16 one = hn::Set(d16, 0x3c00);
-  const auto exp_bits = [&](V16 d) HWY_ATTR {
-    const V16 shifted = hn::ShiftLeftSame(hn::Max(d, lowest), half_exp.shift);
-    return hn::Max(hn::Zero(d16), hn::Add(hn::MulFixedPoint15(shifted, factor), one));
-  };
-  for (int64_t t = 0; t < kHalfTile; t += kShortLanes) {
-    const V16 e = hn::Load(d16, sums + t), o = hn::Load(d16, sums + kHalfTile + t);
-    const V16 peak = max_of_eight(hn::Max(e, o));
-    hn::Store(peak, d16, top + t);
-    hn::Store(exp_bits(hn::Sub(e, peak)), d16, bits[0] + t);
-    hn::Store(exp_bits(hn::Sub(o, peak)), d16, bits[1] + t);
-  }
-  const auto unit = [&](int64_t u) HWY_ATTR {
-    auto total = hn::Zero(df);
-    for (int64_t i = 8 * u; i < 8 * u + 8; i += lanes) {
-      for (const auto& half : bits) {
-        total = hn::Add(total, hn::PromoteTo(df, hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(half + i))));
-      }
-    }
-    return total;
-  };
-  hn::StoreU(sums_of_four(df, unit(0), unit(1), unit(2), unit(3)), d4, totals);
-  for (int64_t u = 0; u < kUnits; ++u) peaks[u] = top[8 * u];
-}
-
-// Tiles are taken some at a time, so that scores are formed in whole vectors.
-constexpr int64_t kRunTiles = 16;
-struct UnitRun {
-  alignas(64) int16_t peaks[kMaxHeads][kRunTiles * kUnits];
-  alignas(64) float totals[kMaxHeads][kRunTiles * kUnits];
-  alignas(64) float scales[kRunTiles * kUnits];
-};
-
-// out[u] = step * scale * peak + root * ln(total).
-void finish_units(const UnitRun& run, int head, int64_t units, BitsPool pool, float step, float root, float* out) {
-  const hn::CappedTag<float, 16> df;
-  const hn::Rebind<int16_t, decltype(df)> ds;
-  const hn::Rebind<int32_t, decltype(df)> di;
-  alignas(64) float scores[kRunTiles * kUnits];
-  for (int64_t u = 0; u < units; u += int64_t(hn::Lanes(df))) {
-    const auto scale = hn::Mul(hn::Load(df, run.scales + u), hn::Set(df, step));
-    auto score = hn::Mul(hn::ConvertTo(df, hn::PromoteTo(di, hn::Load(ds, run.peaks[head] + u))), scale);
-    if (pool == BitsPool::kMass) {
-      score = hn::MulAdd(hn::Log(df, hn::Load(df, run.totals[head] + u)), hn::Set(df, root), score);
-    }
-    hn::Store(score, df, scores + u);
-  }
-  std::copy(scores, scores + units, out);
-}
-
+// Each step is taken for some tiles before the next one begins: a tile's steps wait for each other, those of different
+// tiles do not.
 void ScanUnits(const uint8_t* tile, int64_t tiles, int64_t groups, const BitsTables* tables, int n_q, BitsPool pool,
                float root, float* scores, int64_t stride) {
   const int64_t tile_bytes = groups * (kBitsGroup / 8 + 2) * kBitsTile;
-  alignas(64) int16_t sums[kMaxHeads * kBitsTile];
-  FixedTile fixed;
+  FixedTile fixed[kRunTiles];
+  alignas(64) int16_t sums[kRunTiles][kMaxHeads * kBitsTile];
+  int16_t largest[kRunTiles];
+  HalfExp exps[kRunTiles][kMaxHeads];
   UnitRun run;
   std::fill(&run.totals[0][0], &run.totals[0][0] + kMaxHeads * kRunTiles * kUnits, 1.0f);
   std::fill(&run.peaks[0][0], &run.peaks[0][0] + kMaxHeads * kRunTiles * kUnits, int16_t(0));
   std::fill(run.scales, run.scales + kRunTiles * kUnits, 0.0f);
+  const float orders = kLog2E / root;
   for (int64_t begin = 0; begin < tiles; begin += kRunTiles) {
     const int64_t count = HWY_MIN(kRunTiles, tiles - begin);
+    const uint8_t* first_tile = tile + begin * tile_bytes;
+    uint32_t slow = 0;  // bit per tile
+    for (int64_t t = 0; t < count; ++t) {
+      largest[t] = largest_magnitude(first_tile + t * tile_bytes, groups);
+      if (largest[t] >= 0x7c00) slow |= 1u << t;
+    }
+    for (int64_t t = 0; t < count; ++t) {
+      if (slow >> t & 1) continue;
+      fix_tile(first_tile + t * tile_bytes, groups, largest[t], fixed[t]);
+      std::fill(run.scales + t * kUnits, run.scales + (t + 1) * kUnits, fixed[t].scale);
+    }
     for (int first = 0; first < n_q; first += kMaxHeads) {
       const int heads = HWY_MIN(kMaxHeads, n_q - first);
       const BitsTables* own = tables + first * groups;
-      uint32_t slow = 0;  // bit per tile
       for (int64_t t = 0; t < count; ++t) {
-        const uint8_t* at = tile + (begin + t) * tile_bytes;
-        if (!fix_tile(at, groups, fixed)) {
-          slow |= 1u << t;
-          continue;
+        if (slow >> t & 1) continue;
+        sum_tile(first_tile + t * tile_bytes, groups, own, heads, fixed[t], sums[t]);
+      }
+      const auto each = [&](const auto& step) {
+        for (int64_t t = 0; t < count; ++t) {
+          for (int j = 0; j < heads && (slow >> t & 1) == 0; ++j) step(t, j);
         }
-        std::fill(run.scales + t * kUnits, run.scales + (t + 1) * kUnits, fixed.scale);
-        sum_tile(at, groups, own, heads, fixed, sums);
-        for (int j = 0; j < heads; ++j) {
-          int16_t* peaks = run.peaks[j] + t * kUnits;
-          if (pool == BitsPool::kMass) {
-            const HalfExp half_exp(fixed.scale * own[j * groups].step * kLog2E / root);
-            unit_sums(sums + j * kBitsTile, half_exp, peaks, run.totals[j] + t * kUnits);
-          } else {
-            unit_peaks(sums + j * kBitsTile, peaks);
-          }
-        }
+      };
+      if (pool == BitsPool::kMax) {
+        each([&](int64_t t, int j) HWY_ATTR { unit_peaks(sums[t] + j * kBitsTile, run.peaks[j] + t * kUnits); });
+      } else {
+        each([&](int64_t t, int j) { exps[t][j] = HalfExp(fixed[t].scale * own[j * groups].step * orders); });
+        each([&](int64_t t, int j) HWY_ATTR {
+          int16_t* at = sums[t] + j * kBitsTile;
+          unit_exponentials(at, exps[t][j], run.peaks[j] + t * kUnits, at);
+        });
+        each([&](int64_t t, int j) HWY_ATTR { unit_totals(sums[t] + j * kBitsTile, run.totals[j] + t * kUnits); });
       }
       float* out = scores + first * stride + begin * kUnits;
       for (int j = 0; j < heads; ++j) {
@@ -441,7 +336,7 @@ void ScanUnits(const uint8_t* tile, int64_t tiles, int64_t groups, const BitsTab
       }
       for (int64_t t = 0; slow >> t != 0; ++t) {
         if ((slow >> t & 1) == 0) continue;
-        UnitsSlow(tile + (begin + t) * tile_bytes, groups, own, heads, pool, root, out + t * kUnits, stride);
+        UnitsSlow(first_tile + t * tile_bytes, groups, own, heads, pool, root, out + t * kUnits, stride);
       }
     }
   }
