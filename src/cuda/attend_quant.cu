@@ -155,12 +155,12 @@ __global__ void __launch_bounds__(QuantTiles<kBits, kDim>::kWarps * 32, kDim == 
   for (int i = 0; i < kGroups; ++i) {
     uint4 words = make_uint4(0, 0, 0, 0);
     if (g < heads) words = *reinterpret_cast<const uint4*>(p.a.q + int64_t(first_head + g) * kDim + (4 * i + c) * 8);
-    const uint32_t offset = half2_bits(__half2half2(__float2half_rn(-Tiles::kOffset)));
+    const uint32_t offset = half2_bits(__half2half2(__float2half_rn(Tiles::kOffset)));
     const uint32_t offsets[4] = {offset, offset, offset, offset};
     float sum[4] = {};
     mma(sum, offsets, words.x, words.y, tag);
     mma(sum, offsets, words.z, words.w, tag);
-    start[i][0] = sum[0] * (1.0f / kCodeUnit), start[i][1] = sum[1] * (1.0f / kCodeUnit);
+    start[i][0] = sum[0] * (-1.0f / kCodeUnit), start[i][1] = sum[1] * (-1.0f / kCodeUnit);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const uint32_t place = half2_bits(__half2half2(__float2half_rn(1.0f / Codes::key_place(j))));

@@ -141,9 +141,18 @@ __device__ __forceinline__ void mma_bytes(int (&to)[4], const uint32_t (&a)[4], 
         "r"(from.w));
 }
 
+// `factor` times the sums of what rows g ([0]) and g + 8 ([2]) hold, halves of which a lane has two; 0 where there are
+// none. (The factor is above 0: ptxas 13.0 negates only one half of a constant pair below.)
+__device__ __forceinline__ void take_offsets(float (&to)[4], uint32_t upper, uint32_t lower, uint32_t factor) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+      : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
+      : "r"(upper), "r"(lower), "r"(factor), "f"(0.0f));
+}
+
 constexpr int kScanWarps = 4, kStages = 3, kHeadSet = 4;
-constexpr int kLargestQuery = 63 * 64 + 31;  // in two bytes: 64 * high + low, of which one may be doubled
-constexpr float kExact = 12582912.0f;        // 1.5 * 2^23: floats about it are the integers
+constexpr int kLargestQuery = 31 * 64 + 31;  // in two bytes, 64 * high + low; sums times their place stay below 2^22
+constexpr float kExact = 24576.0f;           // 1.5 * 2^14: floats about it are the multiples of 2^-9
+constexpr float kExactUnit = 0x1p-9f;
 
 // Two of four values that lanes hold of `step` lanes apart are summed, the pair that `upper` says.
 __device__ __forceinline__ float fold(float a, float b, bool upper, int step) {
@@ -153,43 +162,61 @@ __device__ __forceinline__ float fold(float a, float b, bool upper, int step) {
 
 // kSets: of four query heads.
 template <int kDim, int kSets>
-__global__ void __launch_bounds__(kScanWarps * 32, kDim <= 128 && kSets == 1 ? 6 : 1) scan_kernel(ScanArgs p) {
+__global__ void __launch_bounds__(kScanWarps * 32, kDim <= 128 && kSets == 1 ? 4 : 1) scan_kernel(ScanArgs p) {
   constexpr int kGroups = kDim / 32, kLaneWords = kDim == 64 ? 1 : kDim / 128;
-  constexpr int kCodeBytes = kChunk * kDim / 8, kChunkBytes = kCodeBytes + kChunk * kGroups * 2;
+  constexpr int kCodeBytes = kChunk * kDim / 8, kSizeBytes = kChunk * kGroups * 2,
+                kChunkBytes = kCodeBytes + kSizeBytes;
   __shared__ __align__(16) uint8_t staged[kScanWarps][kStages][kChunkBytes];
   __shared__ __align__(16) int8_t queries[kSets * kHeadSet][2][kDim];  // high and low parts, as products take them
   __shared__ __align__(16) int4 starts[kSets * kHeadSet][kGroups];
   __shared__ float units[kSets * kHeadSet];
   __shared__ float tops[kScanWarps][kSets * kHeadSet], sums[kScanWarps][kSets * kHeadSet];
-  let_next_start();
-  wait_for_previous();
   const CardBits& bits = p.bits;
-  const Choice choice = choice_of(*p.position, bits.block, p.rules);
-  if (choice.all) return;
   const int kv_head = int(blockIdx.y), first_head = int(blockIdx.z) * kSets * kHeadSet;
   const int heads = min(kSets * kHeadSet, p.group - first_head);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-
-  const int64_t tile_begin = choice.begin * (bits.block / 16), tile_end = choice.end * (bits.block / 16);
-  const int64_t stride = int64_t(gridDim.x) * kScanWarps, chunk_end = (tile_end + 3) / 4;
-  int64_t chunk = tile_begin / 4 + int64_t(blockIdx.x) * kScanWarps + warp;
   const auto* codes = reinterpret_cast<const uint8_t*>(bits.codes) + kv_head * bits.tokens * (kDim / 8);
   const auto* sizes = reinterpret_cast<const uint8_t*>(bits.magnitudes) + kv_head * bits.tokens * (kGroups * 2);
-  const auto fetch = [&](int64_t at, int stage) {
-    if (at < chunk_end) {
-      uint8_t* to = staged[warp][stage];
-#pragma unroll
-      for (int i = 0; i < kCodeBytes; i += 512) copy_ahead(to + i + lane * 16, codes + at * kCodeBytes + i + lane * 16);
-#pragma unroll
-      for (int i = 0; i < kChunkBytes - kCodeBytes; i += 512) {
-        if (i + lane * 16 < kChunkBytes - kCodeBytes)
-          copy_ahead(to + kCodeBytes + i + lane * 16, sizes + at * (kChunkBytes - kCodeBytes) + i + lane * 16);
+  const int64_t stride = int64_t(gridDim.x) * kScanWarps, mine = int64_t(blockIdx.x) * kScanWarps + warp;
+  let_next_start();
+  {
+    // Where the scan begins depends on few rows: what it reads first is on its way while the kernel before this one
+    // ends.
+    constexpr int kLines = kChunkBytes / 128, kCodeLines = kCodeBytes / 128;
+    const int64_t begin = p.rules.sink / bits.block * bits.block / kChunk + mine;
+    for (int i = lane; i < kStages * kLines; i += 32) {
+      const int64_t at = begin + i / kLines * stride;
+      const int line = i % kLines;
+      if (at * kChunk < bits.tokens) {
+        prefetch_line(line < kCodeLines ? codes + at * kCodeBytes + line * 128
+                                        : sizes + at * kSizeBytes + (line - kCodeLines) * 128);
       }
     }
+  }
+  wait_for_previous();
+  const Choice choice = choice_of(*p.position, bits.block, p.rules);
+  if (choice.all) return;
+
+  const int64_t tile_begin = choice.begin * (bits.block / 16), tile_end = choice.end * (bits.block / 16);
+  const int64_t first_chunk = tile_begin / 4 + mine, chunk_end = (tile_end + 3) / 4;
+  const int chunks = first_chunk < chunk_end ? int((chunk_end - first_chunk + stride - 1) / stride) : 0;
+  const unsigned first_stage = shared_place(staged[warp][0]), last_stage = first_stage + (kStages - 1) * kChunkBytes;
+  const uint8_t *next_codes = codes + first_chunk * kCodeBytes + lane * 16,
+                *next_sizes = sizes + first_chunk * kSizeBytes + lane * 16;
+  const auto fetch = [&](bool there, unsigned stage) {
+    if (there) {
+      const unsigned to = stage + lane * 16;
+#pragma unroll
+      for (int i = 0; i < kCodeBytes; i += 512) copy_ahead(to + i, next_codes + i);
+#pragma unroll
+      for (int i = 0; i < kSizeBytes; i += 512)
+        if (i + lane * 16 < kSizeBytes) copy_ahead(to + kCodeBytes + i, next_sizes + i);
+    }
+    next_codes += stride * kCodeBytes, next_sizes += stride * kSizeBytes;
     commit_copies();
   };
 #pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) fetch(chunk + i * stride, i);
+  for (int i = 0; i < kStages - 1; ++i) fetch(i < chunks, first_stage + i * kChunkBytes);
 
   // Queries as integers; what one of them is worth, in units of the softmax's exponent and of log 2.
   for (int h = warp; h < kSets * kHeadSet; h += kScanWarps) {
@@ -216,12 +243,12 @@ __global__ void __launch_bounds__(kScanWarps * 32, kDim <= 128 && kSets == 1 ? 6
       queries[h][0][32 * j + lane] = int8_t(high * first_bit);
       queries[h][1][32 * j + lane] = int8_t(low * first_bit);
       // Of sums: a query's own sum comes off, as a bit that is not set counts -1.
-      const int of_high = __float_as_int(kExact) - (__reduce_add_sync(kAllLanes, high) << place);
+      const int of_high = -(__reduce_add_sync(kAllLanes, high) << place);
       const int of_low = __float_as_int(kExact) - (__reduce_add_sync(kAllLanes, low) << place);
       if (lane == 0) starts[h][j] = make_int4(of_high, of_low, of_high, of_low);
     }
     // Above 0 also for a query of zeros, so that minus infinity stays what it is.
-    if (lane == 0) units[h] = fmaxf(largest / float(kLargestQuery) * 0.125f * p.scale * kLog2E, 1e-30f);
+    if (lane == 0) units[h] = fmaxf(largest / (float(kLargestQuery) * kExactUnit) * 0.125f * p.scale * kLog2E, 1e-30f);
   }
   __syncthreads();
   uint32_t q[kSets][kGroups][2];
@@ -243,21 +270,25 @@ __global__ void __launch_bounds__(kScanWarps * 32, kDim <= 128 && kSets == 1 ? 6
   float top[kSets], sum[kSets];
 #pragma unroll
   for (int set = 0; set < kSets; ++set) top[set] = kMinusInfinity, sum[set] = 0.0f;
-  int stage = 0;
-  for (; chunk < chunk_end; chunk += stride) {
+  // Lanes 0 to 15 leave a chunk's masses: four tiles of four heads.
+  const int sets = (p.group + kHeadSet - 1) / kHeadSet, first_set = int(blockIdx.z) * kSets;
+  float* masses = p.scratch.masses +
+                  ((int64_t(kv_head) * sets + first_set) * (bits.tokens / 16) + first_chunk * 4) * kHeadSet + lane;
+  const uint32_t offset = c < kGroups / 2 ? 0x76007600u : 0u;  // kExact twice
+  const unsigned lane_codes = kDim == 64 ? (g * 2 + c / 2) * 16 : lane * 16, lane_sizes = kCodeBytes + g * kGroups * 4;
+  unsigned stage = first_stage, free_stage = last_stage;
+  for (int n = 0; n < chunks; ++n) {
     await_copies<kStages - 2>();
     __syncwarp();
     // To where the chunk before this one was, which every lane has read.
-    fetch(chunk + (kStages - 1) * stride, stage == 0 ? kStages - 1 : stage - 1);
-    const uint8_t* here = staged[warp][stage];
+    fetch(n + kStages - 1 < chunks, free_stage);
     float x[kSets][4][2];  // scores of a lane's eight tokens
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
       uint4 words[kLaneWords];
 #pragma unroll
       for (int w = 0; w < kLaneWords; ++w) {
-        const int at = kDim == 64 ? (pair * 8 + g) * 2 + c / 2 : (pair * kLaneWords + w) * 32 + lane;
-        words[w] = reinterpret_cast<const uint4*>(here)[at];
+        words[w] = shared_words<uint4>(stage + lane_codes + (kDim == 64 ? pair * 256 : (pair * kLaneWords + w) * 512));
         if (kDim == 64 && c % 2 == 1) {
           words[w].x >>= 4, words[w].y >>= 4, words[w].z >>= 4, words[w].w >>= 4;
         }
@@ -265,26 +296,30 @@ __global__ void __launch_bounds__(kScanWarps * 32, kDim <= 128 && kSets == 1 ? 6
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
         const int tile = 2 * pair + t;
-        float size[2][kGroups];
-        {
-          const auto* from = reinterpret_cast<const uint2*>(here + kCodeBytes) + (tile * 8 + g) * (kGroups / 2);
-          uint32_t raw[kGroups];
+        uint32_t raw[kGroups];  // of row g, then of row g + 8
+        const unsigned from = stage + lane_sizes + tile * (8 * kGroups * 4);
 #pragma unroll
-          for (int i = 0; i < kGroups; i += 4) {
-            if constexpr (kGroups % 4 == 0) {
-              const uint4 v = *reinterpret_cast<const uint4*>(from + i / 2);
-              raw[i] = v.x, raw[i + 1] = v.y, raw[i + 2] = v.z, raw[i + 3] = v.w;
-            } else {
-              raw[0] = from->x, raw[1] = from->y;
-            }
-          }
-#pragma unroll
-          for (int i = 0; i < kGroups; ++i) {
-            const float2 both = __half22float2(bits_half2(raw[i]));
-            size[2 * i / kGroups][2 * i % kGroups] = both.x, size[2 * i / kGroups][2 * i % kGroups + 1] = both.y;
+        for (int i = 0; i < kGroups; i += 4) {
+          if constexpr (kGroups % 4 == 0) {
+            const uint4 v = shared_words<uint4>(from + i * 4);
+            raw[i] = v.x, raw[i + 1] = v.y, raw[i + 2] = v.z, raw[i + 3] = v.w;
+          } else {
+            const uint2 v = shared_words<uint2>(from);
+            raw[0] = v.x, raw[1] = v.y;
           }
         }
-        float s[kSets][2] = {};
+        float offsets[4];
+        if constexpr (kGroups == 8) {
+          take_offsets(offsets, shared_words<uint32_t>(from + c * 4), shared_words<uint32_t>(from + 16 + c * 4),
+                       offset);
+        } else {
+          const bool second = kGroups == 4 && c % 2 == 1;
+          take_offsets(offsets, second ? raw[kGroups / 4] : raw[0],
+                       second ? raw[kGroups / 2 + kGroups / 4] : raw[kGroups / 2], offset);
+        }
+        float s[kSets][2];
+#pragma unroll
+        for (int set = 0; set < kSets; ++set) s[set][0] = -offsets[0], s[set][1] = -offsets[2];
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
           const int plane = 2 * (group % 4);
@@ -292,27 +327,32 @@ __global__ void __launch_bounds__(kScanWarps * 32, kDim <= 128 && kSets == 1 ? 6
           const uint32_t upper = t == 0 ? word.x : word.z, lower = t == 0 ? word.y : word.w;
           const uint32_t a[4] = {upper & 0x01010101u << plane, lower & 0x01010101u << plane,
                                  upper & 0x02020202u << plane, lower & 0x02020202u << plane};
+          float size[2];
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            const __half2 both = bits_half2(raw[r * (kGroups / 2) + group / 2]);
+            size[r] = group % 2 == 0 ? __low2float(both) : __high2float(both);
+          }
 #pragma unroll
           for (int set = 0; set < kSets; ++set) {
             int d[4];
             mma_bytes(d, a, q[set][group], start[set][group]);
 #pragma unroll
-            for (int r = 0; r < 2; ++r) {
-              // 64 high + low, exactly: kExact / 64 more is subtracted from high, for what is too much of low.
-              const float high = __int_as_float(d[2 * r]) - (kExact + kExact / 64.0f);
-              s[set][r] += size[r][group] * fmaf(high, 64.0f, __int_as_float(d[2 * r + 1]));
-            }
+            for (int r = 0; r < 2; ++r)
+              s[set][r] = fmaf(size[r], __int_as_float(d[2 * r] * 64 + d[2 * r + 1]), s[set][r]);
           }
         }
 #pragma unroll
         for (int set = 0; set < kSets; ++set) x[set][tile][0] = s[set][0], x[set][tile][1] = s[set][1];
       }
     }
-    stage = stage == kStages - 1 ? 0 : stage + 1;
-    if (chunk * 4 < tile_begin || chunk * 4 + 4 > tile_end) {  // tiles that are not to be chosen from
+    free_stage = stage;
+    stage = stage == last_stage ? first_stage : stage + kChunkBytes;
+    if (n == 0 || n == chunks - 1) {  // perhaps with tiles that are not to be chosen from
+      const int64_t first_tile = (first_chunk + n * stride) * 4;
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
-        const bool there = chunk * 4 + t >= tile_begin && chunk * 4 + t < tile_end;
+        const bool there = first_tile + t >= tile_begin && first_tile + t < tile_end;
 #pragma unroll
         for (int set = 0; set < kSets; ++set) {
           if (!there) x[set][t][0] = x[set][t][1] = kMinusInfinity;
@@ -349,12 +389,10 @@ __global__ void __launch_bounds__(kScanWarps * 32, kDim <= 128 && kSets == 1 ? 6
       const float low = fold(mass[0], mass[1], g & 1, 4), high = fold(mass[2], mass[3], g & 1, 4);
       float of_tile = fold(low, high, g & 2, 8);
       of_tile += __shfl_xor_sync(kAllLanes, of_tile, 16);
-      const int64_t tile = chunk * 4 + (g & 3);
-      if (g < 4 && set * kHeadSet + c < heads && tile < tile_end) {
-        p.scratch.masses[int64_t(kv_head * p.group + first_head + set * kHeadSet + c) * (bits.tokens / 16) + tile] =
-            of_tile > 0.0f ? top[set] + __log2f(of_tile) : kMinusInfinity;
-      }
+      if (lane < 16 && (kSets == 1 || first_set + set < sets))
+        masses[set * (bits.tokens / 16) * kHeadSet] = top[set] + log2_fast(of_tile);
     }
+    masses += stride * (4 * kHeadSet);
   }
   await_copies<0>();
 #pragma unroll
@@ -376,38 +414,68 @@ __global__ void __launch_bounds__(kScanWarps * 32, kDim <= 128 && kSets == 1 ? 6
 
 // Shares of the query heads' masses, added up in their order, and the tops of every kTopRun blocks.
 __global__ void __launch_bounds__(kThreads) share_kernel(ScanArgs p, float* scores, uint32_t* tops) {
-  __shared__ float offsets[16];  // log2 of a head's whole mass
+  constexpr int kBlocks = 2, kLaneParts = (kParts + 31) / 32;
+  __shared__ float4 offsets[16 / kHeadSet];  // log2 of a head's whole mass; infinite where there is no head
   let_next_start();
   wait_for_previous();
   const Choice choice = choice_of(*p.position, p.bits.block, p.rules);
   if (choice.all) return;
   const int kv_head = int(blockIdx.y), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int h = warp; h < p.group; h += kThreads / 32) {
-    const auto* partial = reinterpret_cast<const float2*>(p.scratch.partial) + int64_t(kv_head * p.group + h) * kParts;
-    float top = kMinusInfinity, total = 0.0f;
-    for (int i = lane; i < kParts; i += 32) top = fmaxf(top, partial[i].x);
-    top = warp_max(top);
-    for (int i = lane; i < kParts; i += 32)
-      if (partial[i].x != kMinusInfinity) total += partial[i].y * exp2_fast(partial[i].x - top);
-    total = warp_sum(total);
-    if (lane == 0) offsets[h] = total > 0.0f ? top + __log2f(total) : 0.0f;
+  const int sets = (p.group + kHeadSet - 1) / kHeadSet, tiles = p.bits.block / 16;
+  const int64_t stride = int64_t(gridDim.x) * kThreads, origin = choice.begin / kTopRun * kTopRun;
+  const auto* masses =
+      reinterpret_cast<const float4*>(p.scratch.masses) + int64_t(kv_head) * sets * (p.bits.tokens / 16);
+  const auto mass_at = [&](int64_t b, int set, int t) {
+    return b >= choice.begin && b < choice.end ? masses[set * (p.bits.tokens / 16) + b * tiles + t]
+                                               : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  };
+  int64_t b = origin + int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  float4 ahead[kBlocks];  // of the first tiles, on their way while offsets are found
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) ahead[i] = mass_at(b + i * stride, 0, 0);
+  for (int h = warp; h < sets * kHeadSet; h += kThreads / 32) {
+    float offset = __builtin_huge_valf();
+    if (h < p.group) {
+      const auto* partial =
+          reinterpret_cast<const float2*>(p.scratch.partial) + int64_t(kv_head * p.group + h) * kParts;
+      float2 part[kLaneParts];
+      float top = kMinusInfinity, total = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kLaneParts; ++i) {
+        part[i] = lane + 32 * i < kParts ? partial[lane + 32 * i] : make_float2(kMinusInfinity, 0.0f);
+        top = fmaxf(top, part[i].x);
+      }
+      top = warp_max(top);
+#pragma unroll
+      for (int i = 0; i < kLaneParts; ++i)
+        if (part[i].x != kMinusInfinity) total += part[i].y * exp2_fast(part[i].x - top);
+      total = warp_sum(total);
+      offset = total > 0.0f ? top + __log2f(total) : 0.0f;
+    }
+    if (lane == 0) reinterpret_cast<float*>(offsets)[h] = offset;
   }
   __syncthreads();
-  const int64_t stride = int64_t(gridDim.x) * kThreads, origin = choice.begin / kTopRun * kTopRun;
   // All lanes of a warp stay in the loop: tops are those of half warps.
-  for (int64_t b = origin + int64_t(blockIdx.x) * kThreads + threadIdx.x; b - lane < choice.end; b += stride) {
-    const bool there = b >= choice.begin && b < choice.end;
-    float sum = 0.0f;
-    const int tiles = p.bits.block / 16;
-    for (int h = 0; h < p.group && there; ++h) {
-      const float* mass = p.scratch.masses + int64_t(kv_head * p.group + h) * (p.bits.tokens / 16) + b * tiles;
-      for (int t = 0; t < tiles; ++t) sum += exp2_fast(mass[t] - offsets[h]);
-    }
-    if (there) scores[kv_head * p.bits.capacity + b] = sum;
-    uint32_t top = there ? order_key(sum) : 0;
+  for (; b - lane < choice.end; b += kBlocks * stride) {
 #pragma unroll
-    for (int step = kTopRun / 2; step > 0; step /= 2) top = max(top, __shfl_xor_sync(kAllLanes, top, step));
-    if (lane % kTopRun == 0 && b < choice.end) tops[kv_head * top_count(p.bits.capacity) + b / kTopRun] = top;
+    for (int i = 0; i < kBlocks; ++i) {
+      const int64_t at = b + i * stride;
+      const bool there = at >= choice.begin && at < choice.end;
+      float sum = 0.0f;
+      for (int set = 0; set < sets; ++set) {
+        const float4 o = offsets[set];
+        for (int t = 0; t < tiles; ++t) {
+          const float4 m = set == 0 && t == 0 ? ahead[i] : mass_at(at, set, t);
+          sum += (exp2_fast(m.x - o.x) + exp2_fast(m.y - o.y)) + (exp2_fast(m.z - o.z) + exp2_fast(m.w - o.w));
+        }
+      }
+      if (there) scores[kv_head * p.bits.capacity + at] = sum;
+      uint32_t top = there ? order_key(sum) : 0;
+#pragma unroll
+      for (int step = kTopRun / 2; step > 0; step /= 2) top = max(top, __shfl_xor_sync(kAllLanes, top, step));
+      if (lane % kTopRun == 0 && at < choice.end) tops[kv_head * top_count(p.bits.capacity) + at / kTopRun] = top;
+      ahead[i] = mass_at(at + kBlocks * stride, 0, 0);
+    }
   }
 }
 
@@ -416,7 +484,7 @@ Status scan(const ScanArgs& p, float* scores, CardStreamHandle stream) {
   const dim3 grid(kParts, unsigned(p.kv_heads), unsigned((p.group + 2 * kHeadSet - 1) / (2 * kHeadSet)));
   LONGKV_TRY(p.group <= kHeadSet ? launch_close("score_bits", scan_kernel<kDim, 1>, grid, kScanWarps * 32, stream, p)
                                  : launch_close("score_bits", scan_kernel<kDim, 2>, grid, kScanWarps * 32, stream, p));
-  return launch_close("share_masses", share_kernel, dim3(64, unsigned(p.kv_heads)), kThreads, stream, p, scores,
+  return launch_close("share_masses", share_kernel, dim3(128, unsigned(p.kv_heads)), kThreads, stream, p, scores,
                       score_tops(scores, p.kv_heads, p.bits.capacity));
 }
 
@@ -445,7 +513,7 @@ CardBits place_bits(int block, int kv_heads, int dim, int64_t capacity, bool rot
 }
 BitsScratch BitsScratch::at(uint8_t* memory, int heads) {
   auto* partial = reinterpret_cast<float*>(memory);
-  return {partial + int64_t(heads) * kParts * 2, partial};
+  return {partial + int64_t(heads) * kParts * 2 / 4 * 4 + 4, partial};
 }
 
 Status write_bits(const CardKv& kv, const CardBits& bits, int64_t first, int64_t n, CardStreamHandle stream) {

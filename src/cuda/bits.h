@@ -32,11 +32,11 @@ Status write_bits_last(const BlockStore& rows, const CardBits& bits, const int64
 // scores[kv_heads][capacity] of the blocks that `rules` leave to choose from: the sum over a KV head's query heads of
 // the share of each one's estimated softmax mass that the block has. scale: of the softmax.
 struct BitsScratch {
-  // Blocks of threads that a KV head's scan is cut into: with 8 heads all of them run at once.
-  static constexpr int kParts = 96;
-  float* masses = nullptr;   // [heads][tokens / 16], in log 2
+  // Blocks of threads that a KV head's scan is cut into: with 8 heads as many as run at once on 132 multiprocessors.
+  static constexpr int kParts = 66;
+  float* masses = nullptr;   // [kv_heads][sets of four query heads][tokens / 16][4], in log 2
   float* partial = nullptr;  // [heads][parts][2]: largest, sum of exponentials below it
-  static int64_t bytes(int heads, int block, int64_t capacity);
+  static int64_t bytes(int heads, int kv_heads, int block, int64_t capacity);
   static BitsScratch at(uint8_t* memory, int heads);
 };
 Status score_bits(const half_t* q, int heads, const CardKv& kv, const CardBits& bits, const ChoiceRules& rules,

@@ -70,8 +70,9 @@ Result<std::unique_ptr<CardIndex>> CardIndex::create(CardMemory& memory, const M
   LONGKV_ASSIGN(index->scores_,
                 CardBuffer::create(memory, card::score_bytes(c.kv_heads, blocks), "scores of the KV blocks"));
   if (index->by_bits_) {
-    LONGKV_ASSIGN(index->mass_memory_, CardBuffer::create(memory, card::BitsScratch::bytes(c.heads, block, blocks),
-                                                          "masses of the KV blocks"));
+    LONGKV_ASSIGN(index->mass_memory_,
+                  CardBuffer::create(memory, card::BitsScratch::bytes(c.heads, c.kv_heads, block, blocks),
+                                     "masses of the KV blocks"));
     index->masses_ = card::BitsScratch::at(index->mass_memory_.data(), c.heads);
   }
   card::TileList& list = index->list_;

@@ -32,7 +32,9 @@ struct Places {
   int factor;
   __device__ __forceinline__ int64_t block(int64_t place) const {
     if (coarse == nullptr) return place;
-    return place < listed ? int64_t(coarse[place / factor]) * factor + place % factor : rest + place - listed;
+    if (place >= listed) return rest + place - listed;
+    const unsigned at = unsigned(place), size = unsigned(factor);  // a place is below the number of blocks
+    return int64_t(coarse[at / size]) * factor + at % size;
   }
 };
 __device__ __forceinline__ Places places_of(const ChoiceRules& rules, int head, int block, const Choice& c) {

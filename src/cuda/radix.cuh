@@ -185,10 +185,12 @@ struct KeyBins {
 // The `wanted` items with the largest keys, in ascending order: put(rank, run, i) of item i of a run of kChooseRun. The
 // k-th largest key is found by counting keys in 2048 bins between the least and the largest, then in the bin where it
 // lies, down to one key; of equal keys the first items win. There are at least `wanted` items. All threads of a block
-// of kChooseThreads take part. load(run, keys) gives a run's keys and a bit for each item that counts.
+// of kChooseThreads take part. load(run, keys) gives a run's keys and a bit for each item that counts. range: so that
+// the k-th largest key and all larger ones lie in it; kAnyKey: not known.
+constexpr uint2 kAnyKey = {1, 0};
 template <class Load, class Put>
-__device__ __forceinline__ void choose_runs(int64_t runs, int wanted, const Load& load, ChooseScratch& shared,
-                                            const Put& put) {
+__device__ __forceinline__ void choose_runs(int64_t runs, int wanted, uint2 range, const Load& load,
+                                            ChooseScratch& shared, const Put& put) {
   constexpr int kAhead = 2;  // runs whose loads start together
   const auto run_of = [&](int64_t run, uint32_t(&keys)[kChooseRun]) { return run < runs ? load(run, keys) : 0u; };
   // A single run a thread stays in registers.
@@ -215,9 +217,11 @@ __device__ __forceinline__ void choose_runs(int64_t runs, int wanted, const Load
       }
     }
   };
-  uint32_t least = ~0u, most = 0;
-  each([&](uint32_t key) { least = min(least, key), most = max(most, key); });
-  uint2 range = range_together(least, most, shared.ranges);
+  if (range.x > range.y) {
+    uint32_t least = ~0u, most = 0;
+    each([&](uint32_t key) { least = min(least, key), most = max(most, key); });
+    range = range_together(least, most, shared.ranges);
+  }
   while (true) {
     const KeyBins bins(range);
     for (int i = int(threadIdx.x); i < 2048; i += kChooseThreads) shared.bins[i] = 0;
@@ -231,10 +235,11 @@ __device__ __forceinline__ void choose_runs(int64_t runs, int wanted, const Load
     find_bin_together(shared.bins, wanted, shared.warps, shared.found);
     __syncthreads();
     range = bins.range_of(shared.found.bin);
-    wanted = shared.found.left;  // of the items with exactly this key, in the end
-    if (bins.shift == 0) break;
+    wanted = shared.found.left;  // of the items of this range: in the end, with exactly this key
+    if (bins.shift == 0 || shared.bins[shared.found.bin] == wanted) break;
+    __syncthreads();
   }
-  const uint32_t bound = range.x;
+  // All items of the range are wanted, or they all have the same key: they count as equal.
   int chosen = 0, equal_before = 0;  // known to every thread
   uint32_t next[kChooseRun];
   for (int64_t base = 0; base < runs; base += kChooseThreads) {
@@ -243,8 +248,8 @@ __device__ __forceinline__ void choose_runs(int64_t runs, int wanted, const Load
     unsigned above = 0, equal = 0;
 #pragma unroll
     for (int i = 0; i < kChooseRun; ++i) {
-      above |= unsigned(keys[i] > bound) << i;
-      equal |= unsigned(keys[i] == bound) << i;
+      above |= unsigned(keys[i] > range.y) << i;
+      equal |= unsigned(keys[i] >= range.x && keys[i] <= range.y) << i;
     }
     above &= there, equal &= there;
     const int2 before = shared.ranks.next(__popc(above), __popc(equal));
@@ -280,7 +285,7 @@ template <class Load, class Put>
 __device__ __forceinline__ void choose_largest(int64_t begin, int64_t end, int wanted, const Load& load_run,
                                                ChooseScratch& shared, const Put& put) {
   const int64_t first = begin / kChooseRun;
-  choose_runs((end + kChooseRun - 1) / kChooseRun - first, wanted,
+  choose_runs((end + kChooseRun - 1) / kChooseRun - first, wanted, kAnyKey,
               [&](int64_t run, uint32_t(&keys)[kChooseRun]) {
                 const int64_t at = (first + run) * kChooseRun;
                 load_run(at, keys);
@@ -292,20 +297,26 @@ __device__ __forceinline__ void choose_largest(int64_t begin, int64_t end, int w
 // Where many are to choose from: of tops [first, last), each the largest key of its own items, those that are not below
 // the wanted-th largest of them (found to a bin), ascending, counted from first. No item of the others can be among the
 // `wanted` largest, as so many tops are above theirs. Returns how many there are; -1: more than fit into `listed`, or
-// too few tops. Every thread takes part.
+// too few tops. range: where keys of these items that can be chosen lie. Every thread takes part.
 template <int kMost>
 __device__ __forceinline__ int sieve_tops(const uint32_t* tops, int64_t first, int64_t last, int wanted,
-                                          ChooseScratch& shared, int32_t (&listed)[kMost]) {
+                                          ChooseScratch& shared, int32_t (&listed)[kMost], uint2& range) {
   if (last - first < wanted || last - first <= kChooseThreads * kChooseRun / kTopRun) return -1;
-  constexpr int kHeld = 4;  // tops a thread whose loads start together
-  const auto each = [&](const auto& visit) {
-    for (int64_t t = first + threadIdx.x; t < last; t += kHeld * kChooseThreads) {
-      uint32_t held[kHeld];
+  constexpr int kHeld = 4, kRound = kHeld * kChooseThreads;  // neighbouring tops of a thread, which stay if all do
+  uint32_t held[kHeld];
+  const auto load = [&](int64_t t) {
 #pragma unroll
-      for (int n = 0; n < kHeld; ++n) held[n] = t + n * kChooseThreads < last ? tops[t + n * kChooseThreads] : 0;
+    for (int n = 0; n < kHeld; ++n) held[n] = t + n < last ? tops[t + n] : 0;
+  };
+  const int64_t mine = first + threadIdx.x * kHeld;
+  const bool once = last - first <= kRound;
+  load(mine);
+  const auto each = [&](const auto& visit) {
+    for (int64_t t = mine; t < last; t += kRound) {
+      if (!once) load(t);
 #pragma unroll
       for (int n = 0; n < kHeld; ++n)
-        if (t + n * kChooseThreads < last) visit(held[n]);
+        if (t + n < last) visit(held[n]);
     }
   };
   uint32_t least = ~0u, most = 0;
@@ -318,13 +329,21 @@ __device__ __forceinline__ int sieve_tops(const uint32_t* tops, int64_t first, i
   __syncthreads();
   find_bin_together(shared.bins, wanted, shared.warps, shared.found);
   __syncthreads();
-  const uint32_t bound = bins.range_of(shared.found.bin).x;
+  range = make_uint2(bins.range_of(shared.found.bin).x, bins.high);
   int n = 0;
-  for (int64_t base = first; base < last; base += kChooseThreads) {
-    const int64_t t = base + threadIdx.x;
-    const bool take = t < last && tops[t] >= bound;
-    const int at = n + shared.ranks.next(take, 0).x;
-    if (take && at < kMost) listed[at] = int32_t(t - first);
+  for (int64_t base = first; base < last; base += kRound) {
+    const int64_t t = base + threadIdx.x * kHeld;
+    if (!once) load(t);
+    unsigned take = 0;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) take |= unsigned(t + i < last && held[i] >= range.x) << i;
+    int at = n + shared.ranks.next(__popc(take), 0).x;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (!(take >> i & 1)) continue;
+      if (at < kMost) listed[at] = int32_t(t + i - first);
+      ++at;
+    }
     n += shared.ranks.total.x;
   }
   __syncthreads();

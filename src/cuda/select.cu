@@ -21,24 +21,29 @@ __device__ __forceinline__ void put_rows(int2* tiles, int64_t begin, int64_t end
   }
 }
 
-// Keys of a run of a list's scores; those of a shared list are put together from all KV heads.
-__device__ __forceinline__ void list_keys(const float* scores, int kv_heads, int64_t capacity, const ChoiceRules& rules,
-                                          int list, int64_t at, int64_t end, uint32_t (&keys)[kChooseRun]) {
-  if (!rules.shared) return load_keys(scores + list * capacity, capacity, at, end, keys);
-#pragma unroll
-  for (int i = 0; i < kChooseRun; ++i) {
-    float all = rules.max ? -__builtin_huge_valf() : 0.0f;
-    for (int h = 0; h < kv_heads && at + i < end; ++h) {
-      const float x = scores[h * capacity + at + i];
-      all = rules.max ? fmaxf(all, x) : all + x;
+// The scores of all KV heads as one list, in the place of the first head's.
+__global__ void __launch_bounds__(256) join_kernel(float* scores, int kv_heads, int64_t capacity, bool max) {
+  let_next_start();
+  wait_for_previous();
+  const int64_t stride = int64_t(gridDim.x) * blockDim.x;
+  for (int64_t b = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; b < capacity; b += stride) {
+    float all = scores[b];
+    for (int h = 1; h < kv_heads; ++h) {
+      const float x = scores[h * capacity + b];
+      all = max ? fmaxf(all, x) : all + x;
     }
-    keys[i] = order_key(all);
+    scores[b] = all;
   }
+}
+Status join(float* scores, int kv_heads, int64_t capacity, const ChoiceRules& rules, CardStreamHandle stream) {
+  if (!rules.shared || kv_heads == 1) return {};
+  const auto grid = unsigned(std::clamp<int64_t>((capacity + 255) / 256, 1, 256));
+  return launch_close("join_scores", join_kernel, grid, 256, stream, scores, kv_heads, capacity, rules.max);
 }
 
 // A thread a top.
-__global__ void __launch_bounds__(256) tops_kernel(const float* scores, int kv_heads, CardSummaries s,
-                                                   ChoiceRules rules, const int64_t* position, uint32_t* tops) {
+__global__ void __launch_bounds__(256)
+    tops_kernel(const float* scores, CardSummaries s, ChoiceRules rules, const int64_t* position, uint32_t* tops) {
   let_next_start();
   wait_for_previous();
   const int list = int(blockIdx.y);
@@ -53,7 +58,7 @@ __global__ void __launch_bounds__(256) tops_kernel(const float* scores, int kv_h
     for (int run = 0; run < kTopRun; run += kChooseRun) {
       const int64_t at = t * kTopRun + run;
       uint32_t keys[kChooseRun] = {};
-      if (at < places.end) list_keys(scores, kv_heads, s.capacity, rules, list, at, places.end, keys);
+      if (at < places.end) load_keys(scores + list * s.capacity, s.capacity, at, places.end, keys);
       const unsigned there = items_within(at, places.begin, places.end);
 #pragma unroll
       for (int i = 0; i < kChooseRun; ++i)
@@ -65,7 +70,7 @@ __global__ void __launch_bounds__(256) tops_kernel(const float* scores, int kv_h
 
 // One block of threads a list.
 __global__ void __launch_bounds__(kChooseThreads)
-    choose_kernel(const float* scores, const uint32_t* tops, int kv_heads, CardSummaries s, ChoiceRules rules,
+    choose_kernel(const float* scores, const uint32_t* tops, CardSummaries s, ChoiceRules rules,
                   const int64_t* position, int2* tiles, int32_t* count, int64_t stride) {
   __shared__ ChooseScratch scratch;
   __shared__ int32_t listed[2048];
@@ -80,37 +85,38 @@ __global__ void __launch_bounds__(kChooseThreads)
     return;
   }
   const Places places = places_of(rules, list, s.block, c);
-  const auto keys_of = [&](int64_t b, uint32_t(&keys)[kChooseRun]) {
-    list_keys(scores, kv_heads, s.capacity, rules, list, b, places.end, keys);
-  };
   const int64_t sink_tiles = tiles_of(0, c.sink), per_block = s.block / 16;
-  const auto put = [&](int rank, int64_t place) {
-    const int64_t b = places.block(place);
-    for (int64_t t = 0; t < per_block; ++t) {
-      const int64_t from = b * s.block + 16 * t, begin = max(from, c.sink), end = min(from + 16, c.tail);
-      out[sink_tiles + rank * per_block + t] = make_int2(int(begin), int(max(int64_t(0), end - begin)));
-    }
-  };
+  int2* chosen = out + sink_tiles;  // first the places, then tiles
   put_rows(out, 0, c.sink);
   if (c.wanted > 0) {
     const int64_t first = places.begin / kTopRun, last = (places.end + kTopRun - 1) / kTopRun;
-    const int runs = sieve_tops(tops + list * top_count(s.capacity), first, last, int(c.wanted), scratch, listed);
-    if (runs < 0) {
-      choose_largest(places.begin, places.end, int(c.wanted), keys_of, scratch, put);
-    } else {
-      constexpr int kParts = kTopRun / kChooseRun;
-      const auto place_of = [&](int64_t run) {
-        return (first + listed[run / kParts]) * kTopRun + run % kParts * kChooseRun;
-      };
-      choose_runs(
-          int64_t(runs) * kParts, int(c.wanted),
-          [&](int64_t run, uint32_t(&keys)[kChooseRun]) {
-            const int64_t at = place_of(run);
-            if (at >= places.end) return 0u;
-            keys_of(at, keys);
-            return items_within(at, places.begin, places.end);
-          },
-          scratch, [&](int rank, int64_t run, int i) { put(rank, place_of(run) + i); });
+    uint2 range = kAnyKey;
+    const int sieved =
+        sieve_tops(tops + list * top_count(s.capacity), first, last, int(c.wanted), scratch, listed, range);
+    // Runs of what was listed, or all.
+    constexpr int kParts = kTopRun / kChooseRun;
+    const int64_t runs = sieved >= 0 ? int64_t(sieved) * kParts : (last - first) * kParts;
+    const auto place_of = [&](int64_t run) {
+      const int64_t top = sieved >= 0 ? listed[run / kParts] : run / kParts;
+      return (first + top) * kTopRun + run % kParts * kChooseRun;
+    };
+    choose_runs(
+        runs, int(c.wanted), range,
+        [&](int64_t run, uint32_t(&keys)[kChooseRun]) {
+          const int64_t at = place_of(run);
+          if (at >= places.end) return 0u;
+          load_keys(scores + list * s.capacity, s.capacity, at, places.end, keys);
+          return items_within(at, places.begin, places.end);
+        },
+        scratch, [&](int rank, int64_t run, int i) { chosen[rank * per_block].x = int(place_of(run) + i); });
+    __syncthreads();
+    for (int64_t rank = threadIdx.x; rank < c.wanted; rank += kChooseThreads) {
+      const int64_t b = places.block(chosen[rank * per_block].x);
+#pragma unroll 1
+      for (int64_t t = 0; t < per_block; ++t) {
+        const int64_t from = b * s.block + 16 * t, begin = max(from, c.sink), end = min(from + 16, c.tail);
+        chosen[rank * per_block + t] = make_int2(int(begin), int(max(int64_t(0), end - begin)));
+      }
     }
   }
   const int64_t tail_at = sink_tiles + c.wanted * per_block;
@@ -120,8 +126,8 @@ __global__ void __launch_bounds__(kChooseThreads)
 
 // One block of threads a list.
 __global__ void __launch_bounds__(kChooseThreads)
-    choose_coarse_kernel(const float* scores, int kv_heads, CardSummaries coarse, ChoiceRules rules,
-                         CoarseLimits limits, const int64_t* position, int32_t* lists, int32_t* count, int64_t stride) {
+    choose_coarse_kernel(const float* scores, CardSummaries coarse, ChoiceRules rules, CoarseLimits limits,
+                         const int64_t* position, int32_t* lists, int32_t* count, int64_t stride) {
   __shared__ ChooseScratch scratch;
   let_next_start();
   wait_for_previous();
@@ -135,7 +141,7 @@ __global__ void __launch_bounds__(kChooseThreads)
   if (threadIdx.x == 0) count[list] = flat ? -1 : int(keep);
   if (flat) return;
   const auto keys_of = [&](int64_t b, uint32_t(&keys)[kChooseRun]) {
-    list_keys(scores, kv_heads, coarse.capacity, rules, list, b, c.end, keys);
+    load_keys(scores + list * coarse.capacity, coarse.capacity, b, c.end, keys);
   };
   int32_t* out = lists + list * stride;
   choose_largest(c.begin, c.end, int(keep), keys_of, scratch, [&](int rank, int64_t b) { out[rank] = int32_t(b); });
@@ -158,11 +164,12 @@ int64_t CoarseLimits::most(const ChoiceRules& rules, int factor) const {
   return (wanted > affordable ? wanted : affordable) / factor + 3;
 }
 
-Status choose_coarse(const float* scores, int kv_heads, const CardSummaries& coarse, const ChoiceRules& rules,
+Status choose_coarse(float* scores, int kv_heads, const CardSummaries& coarse, const ChoiceRules& rules,
                      const CoarseLimits& limits, const int64_t* position, int32_t* list, int32_t* count, int64_t stride,
                      CardStreamHandle stream) {
+  LONGKV_TRY(join(scores, kv_heads, coarse.capacity, rules, stream));
   return launch_close("choose_coarse", choose_coarse_kernel, unsigned(rules.shared ? 1 : kv_heads), kChooseThreads,
-                      stream, scores, kv_heads, coarse, rules, limits, position, list, count, stride);
+                      stream, scores, coarse, rules, limits, position, list, count, stride);
 }
 
 Status choose_blocks(float* scores, bool topped, int kv_heads, const CardSummaries& s, const ChoiceRules& rules,
@@ -172,10 +179,11 @@ Status choose_blocks(float* scores, bool topped, int kv_heads, const CardSummari
   uint32_t* tops = score_tops(scores, kv_heads, s.capacity);
   if (!topped || rules.shared) {
     const dim3 grid(unsigned(std::clamp<int64_t>((top_count(s.capacity) + 255) / 256, 1, 64)), lists);
-    LONGKV_TRY(launch_close("tops", tops_kernel, grid, 256, stream, scores, kv_heads, s, rules, position, tops));
+    LONGKV_TRY(join(scores, kv_heads, s.capacity, rules, stream));
+    LONGKV_TRY(launch_close("tops", tops_kernel, grid, 256, stream, scores, s, rules, position, tops));
   }
-  LONGKV_TRY(launch_close("choose_blocks", choose_kernel, lists, kChooseThreads, stream, scores, tops, kv_heads, s,
-                          rules, position, pairs, count, stride));
+  LONGKV_TRY(launch_close("choose_blocks", choose_kernel, lists, kChooseThreads, stream, scores, tops, s, rules,
+                          position, pairs, count, stride));
   if (!rules.shared || kv_heads == 1) return {};
   return launch_close("share_list", share_kernel, unsigned(kv_heads - 1), 256, stream, pairs, count, stride);
 }

@@ -61,7 +61,7 @@ inline uint32_t* score_tops(float* scores, int kv_heads, int64_t capacity) {
 
 // scores[kv_heads][s.capacity] of the full blocks before *position, then lists for attend_token(): tiles and count as
 // in TileList. q: [heads][dim] halves, as append_rows() leaves them. topped: what scored has left the tops as well, for
-// lists that are not shared (score_bits()).
+// lists that are not shared (score_bits()). A shared list takes the place of the first KV head's scores.
 Status score_blocks(const half_t* q, int heads, const CardKv& kv, const CardSummaries& s, const ChoiceRules& rules,
                     const int64_t* position, float* scores, CardStreamHandle stream);
 Status choose_blocks(float* scores, bool topped, int kv_heads, const CardSummaries& s, const ChoiceRules& rules,
@@ -75,7 +75,7 @@ struct CoarseLimits {
   int block = 0;                                             // rows
   int64_t most(const ChoiceRules& rules, int factor) const;  // coarse blocks that a list may need
 };
-Status choose_coarse(const float* scores, int kv_heads, const CardSummaries& coarse, const ChoiceRules& rules,
+Status choose_coarse(float* scores, int kv_heads, const CardSummaries& coarse, const ChoiceRules& rules,
                      const CoarseLimits& limits, const int64_t* position, int32_t* list, int32_t* count, int64_t stride,
                      CardStreamHandle stream);
 

@@ -54,8 +54,9 @@ int64_t bits_bytes(int block, int kv_heads, int dim, int64_t capacity) {
   return kv_heads * CardBits::tokens_of(block, capacity) * (dim / 32) * int64_t(sizeof(uint32_t) + sizeof(half_t));
 }
 
-int64_t BitsScratch::bytes(int heads, int block, int64_t capacity) {
-  return int64_t(heads) * (CardBits::tokens_of(block, capacity) / 16 + 2 * kParts) * 4 + 16;
+int64_t BitsScratch::bytes(int heads, int kv_heads, int block, int64_t capacity) {
+  const int64_t padded = int64_t(kv_heads) * ((heads / kv_heads + 3) / 4 * 4);
+  return padded * (CardBits::tokens_of(block, capacity) / 16) * 4 + int64_t(heads) * 2 * kParts * 4 + 16;
 }
 
 }  // namespace longkv::card

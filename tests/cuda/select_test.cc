@@ -70,9 +70,9 @@ TEST(CardSelect, SummariesScoresAndChoices) {
     const OnCard tiles(c.kv_heads * stride * 8), count(c.kv_heads * 4);
     ASSERT_DONE(card::score_blocks(q.as<card::half_t>(), c.heads, k.kv, s, c.rules, positions.as<int64_t>() + 1,
                                    scores.as<float>(), nullptr));
+    const auto got = scores.read<float>(c.kv_heads * blocks);
     ASSERT_DONE(card::choose_blocks(scores.as<float>(), false, c.kv_heads, s, c.rules, positions.as<int64_t>() + 1,
                                     tiles.as<int32_t>(), count.as<int32_t>(), stride, nullptr));
-    const auto got = scores.read<float>(c.kv_heads * blocks);
     const auto list = tiles.read<int32_t>(c.kv_heads * stride * 2);
     const auto counts = count.read<int32_t>(c.kv_heads);
 
