@@ -194,17 +194,22 @@ class BitsIndex final : public BlockIndex {
     }
   }
 
-  // Blocks that are no multiple of a unit, by the scores of their tokens.
+  // Blocks that are no multiple of a unit, by the scores of their tokens. Whole tiles of blocks of one token are scored
+  // in their place.
   void score_tokens(int kv_head, const std::vector<BitsTables>& tables, int n_q, RowRange rows, float* out,
                     int64_t stride) const {
     thread_local std::vector<float> tokens;  // [n_q][token_stride]
     const int64_t first = rows.begin / kBitsTile, tiles = ceil_div(rows.end, kBitsTile) - first;
+    if (block_ == 1 && rows.begin % kBitsTile == 0 && rows.end - rows.begin >= kBitsTile) {
+      const int64_t whole = rows.end / kBitsTile - first, scored = whole * kBitsTile;
+      bits_scan_tiles(tile(kv_head, first), whole, groups_, tables.data(), n_q, out, stride);
+      rows.begin += scored;
+      if (rows.begin < rows.end) score_tokens(kv_head, tables, n_q, rows, out + scored, stride);
+      return;
+    }
     const int64_t token_stride = tiles * kBitsTile;
     tokens.resize(size_t(n_q * token_stride));
-    for (int64_t t = 0; t < tiles; ++t) {
-      bits_scan_tile(tile(kv_head, first + t), groups_, tables.data(), n_q, tokens.data() + t * kBitsTile,
-                     token_stride);
-    }
+    bits_scan_tiles(tile(kv_head, first), tiles, groups_, tables.data(), n_q, tokens.data(), token_stride);
     for (int j = 0; j < n_q; ++j) {
       const float* s = tokens.data() + j * token_stride + rows.begin - first * kBitsTile;
       if (block_ == 1) {
@@ -227,7 +232,7 @@ class BitsIndex final : public BlockIndex {
       float tokens[kBitsTile];
       const int64_t at = rows.end / kBitsTile, unit = rows.end / kBitsUnit - first * (kBitsTile / kBitsUnit);
       for (int j = 0; j < n_q; ++j) {
-        bits_scan_tile(tile(kv_head, at), groups_, tables.data() + j * groups_, 1, tokens, kBitsTile);
+        bits_scan_tiles(tile(kv_head, at), 1, groups_, tables.data() + j * groups_, 1, tokens, kBitsTile);
         bits_block_scores(pool_, tokens + (rows.end - open) % kBitsTile, kBitsUnit, open, root_,
                           units.data() + j * unit_stride + unit);
       }

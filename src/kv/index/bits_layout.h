@@ -49,12 +49,12 @@ enum class BitsPool {
 // Fills the tables of `groups` groups from a rotated and zero-padded query. width: log2 of the bits per channel.
 void bits_tables(const float* q, int64_t groups, int width, BitsTables* tables);
 
-// scores[j * stride + t] ~ q_j . approximation of token t, for the 64 tokens of a tile. tables: [n_q][groups].
+// scores[j * stride + t] ~ q_j . approximation of token t, for the tokens of consecutive tiles. tables: [n_q][groups].
 // Sums are 16-bit numbers: beside the tables' error, each group is off by at most step * (largest magnitude of the
 // tile) / 32 from rounding its product and the magnitudes. A tile with a magnitude that is not finite is scored in
 // fp32, so that such a token alone scores NaN or infinity.
-void bits_scan_tile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int n_q, float* scores,
-                    int64_t stride);
+void bits_scan_tiles(const uint8_t* tile, int64_t tiles, int64_t groups, const BitsTables* tables, int n_q,
+                     float* scores, int64_t stride);
 
 // scores[j * stride + u]: the pooled score of unit u (16 tokens) of `tiles` consecutive tiles. kMass uses an
 // exponential of relative error below 6.2%, so a score is off by at most 0.062 * root more than its tokens are;

@@ -120,8 +120,11 @@ void UnitsSlow(const uint8_t* tile, int64_t groups, const BitsTables* tables, in
 
 #if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
 
-void ScanTile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int n_q, float* scores, int64_t stride) {
-  ScanTileSlow(tile, groups, tables, n_q, scores, stride);
+void ScanTiles(const uint8_t* tile, int64_t tiles, int64_t groups, const BitsTables* tables, int n_q, float* scores,
+               int64_t stride) {
+  for (int64_t t = 0; t < tiles; ++t) {
+    ScanTileSlow(tile + t * kBitsTile * groups * 6, groups, tables, n_q, scores + t * kBitsTile, stride);
+  }
 }
 
 void ScanUnits(const uint8_t* tile, int64_t tiles, int64_t groups, const BitsTables* tables, int n_q, BitsPool pool,
@@ -251,91 +254,121 @@ void sum_tile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int
   }
 }
 
-void ScanTile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int n_q, float* scores, int64_t stride) {
+// Some tiles, of which each step is taken before the next one begins: a tile's steps wait for each other, those of
+// different tiles do not.
+struct TileRun {
+  FixedTile fixed[kRunTiles];
+  alignas(64) int16_t sums[kRunTiles][kMaxHeads * kBitsTile];
+  uint32_t slow;  // bit per tile: a magnitude is not finite
+
+  bool is_slow(int64_t t) const { return (slow >> t & 1) != 0; }
+
+  void fix(const uint8_t* tile, int64_t count, int64_t groups) {
+    const int64_t tile_bytes = groups * (kBitsGroup / 8 + 2) * kBitsTile;
+    int16_t largest[kRunTiles];
+    slow = 0;
+    for (int64_t t = 0; t < count; ++t) {
+      largest[t] = largest_magnitude(tile + t * tile_bytes, groups);
+      if (largest[t] >= 0x7c00) slow |= 1u << t;
+    }
+    for (int64_t t = 0; t < count; ++t) {
+      if (!is_slow(t)) fix_tile(tile + t * tile_bytes, groups, largest[t], fixed[t]);
+    }
+  }
+
+  void sum(const uint8_t* tile, int64_t count, int64_t groups, const BitsTables* tables, int heads) {
+    const int64_t tile_bytes = groups * (kBitsGroup / 8 + 2) * kBitsTile;
+    for (int64_t t = 0; t < count; ++t) {
+      if (!is_slow(t)) sum_tile(tile + t * tile_bytes, groups, tables, heads, fixed[t], sums[t]);
+    }
+  }
+};
+
+// One head's sums of a tile, in order and with their scale.
+void token_scores(const int16_t* sums, float scale, float* scores) {
   const hn::CappedTag<float, 16> df;
   const hn::Rebind<int16_t, decltype(df)> ds;
   const hn::Rebind<int32_t, decltype(df)> di;
   const D16 d16;
-  const int64_t lanes = int64_t(hn::Lanes(df));
-  FixedTile fixed;
-  const int16_t largest = largest_magnitude(tile, groups);
-  if (largest >= 0x7c00) return ScanTileSlow(tile, groups, tables, n_q, scores, stride);
-  fix_tile(tile, groups, largest, fixed);
-  alignas(64) int16_t sums[kMaxHeads * kBitsTile];
   alignas(64) int16_t ordered[kBitsTile];
-  for (int first = 0; first < n_q; first += kMaxHeads) {
-    const int heads = HWY_MIN(kMaxHeads, n_q - first);
-    sum_tile(tile, groups, tables + first * groups, heads, fixed, sums);
-    for (int j = 0; j < heads; ++j) {
-      const int16_t* sum = sums + j * kBitsTile;
-      for (int64_t t = 0; t < kHalfTile; t += kShortLanes) {
-        hn::StoreInterleaved2(hn::Load(d16, sum + t), hn::Load(d16, sum + kHalfTile + t), d16, ordered + 2 * t);
-      }
-      const auto scale = hn::Set(df, fixed.scale * tables[(first + j) * groups].step);
-      float* out = scores + (first + j) * stride;
-      for (int64_t t = 0; t < kBitsTile; t += lanes) {
-        const auto whole = hn::PromoteTo(di, hn::LoadU(ds, ordered + t));
-        hn::StoreU(hn::Mul(hn::ConvertTo(df, whole), scale), df, out + t);
+  for (int64_t t = 0; t < kHalfTile; t += kShortLanes) {
+    hn::StoreInterleaved2(hn::Load(d16, sums + t), hn::Load(d16, sums + kHalfTile + t), d16, ordered + 2 * t);
+  }
+  for (int64_t t = 0; t < kBitsTile; t += int64_t(hn::Lanes(df))) {
+    const auto whole = hn::PromoteTo(di, hn::LoadU(ds, ordered + t));
+    hn::StoreU(hn::Mul(hn::ConvertTo(df, whole), hn::Set(df, scale)), df, scores + t);
+  }
+}
+
+void ScanTiles(const uint8_t* tile, int64_t tiles, int64_t groups, const BitsTables* tables, int n_q, float* scores,
+               int64_t stride) {
+  const int64_t tile_bytes = groups * (kBitsGroup / 8 + 2) * kBitsTile;
+  TileRun run;
+  for (int64_t begin = 0; begin < tiles; begin += kRunTiles) {
+    const int64_t count = HWY_MIN(kRunTiles, tiles - begin);
+    const uint8_t* first_tile = tile + begin * tile_bytes;
+    run.fix(first_tile, count, groups);
+    for (int first = 0; first < n_q; first += kMaxHeads) {
+      const int heads = HWY_MIN(kMaxHeads, n_q - first);
+      const BitsTables* own = tables + first * groups;
+      run.sum(first_tile, count, groups, own, heads);
+      for (int64_t t = 0; t < count; ++t) {
+        float* out = scores + first * stride + (begin + t) * kBitsTile;
+        if (run.is_slow(t)) {
+          ScanTileSlow(first_tile + t * tile_bytes, groups, own, heads, out, stride);
+          continue;
+        }
+        for (int j = 0; j < heads; ++j) {
+          token_scores(run.sums[t] + j * kBitsTile, run.fixed[t].scale * own[j * groups].step, out + j * stride);
+        }
       }
     }
   }
 }
 
-// Each step is taken for some tiles before the next one begins: a tile's steps wait for each other, those of different
-// tiles do not.
 void ScanUnits(const uint8_t* tile, int64_t tiles, int64_t groups, const BitsTables* tables, int n_q, BitsPool pool,
                float root, float* scores, int64_t stride) {
   const int64_t tile_bytes = groups * (kBitsGroup / 8 + 2) * kBitsTile;
-  FixedTile fixed[kRunTiles];
-  alignas(64) int16_t sums[kRunTiles][kMaxHeads * kBitsTile];
-  int16_t largest[kRunTiles];
+  TileRun run;
   HalfExp exps[kRunTiles][kMaxHeads];
-  UnitRun run;
-  std::fill(&run.totals[0][0], &run.totals[0][0] + kMaxHeads * kRunTiles * kUnits, 1.0f);
-  std::fill(&run.peaks[0][0], &run.peaks[0][0] + kMaxHeads * kRunTiles * kUnits, int16_t(0));
-  std::fill(run.scales, run.scales + kRunTiles * kUnits, 0.0f);
+  UnitRun units;
+  std::fill(&units.totals[0][0], &units.totals[0][0] + kMaxHeads * kRunTiles * kUnits, 1.0f);
+  std::fill(&units.peaks[0][0], &units.peaks[0][0] + kMaxHeads * kRunTiles * kUnits, int16_t(0));
+  std::fill(units.scales, units.scales + kRunTiles * kUnits, 0.0f);
   const float orders = kLog2E / root;
   for (int64_t begin = 0; begin < tiles; begin += kRunTiles) {
     const int64_t count = HWY_MIN(kRunTiles, tiles - begin);
     const uint8_t* first_tile = tile + begin * tile_bytes;
-    uint32_t slow = 0;  // bit per tile
+    run.fix(first_tile, count, groups);
     for (int64_t t = 0; t < count; ++t) {
-      largest[t] = largest_magnitude(first_tile + t * tile_bytes, groups);
-      if (largest[t] >= 0x7c00) slow |= 1u << t;
-    }
-    for (int64_t t = 0; t < count; ++t) {
-      if (slow >> t & 1) continue;
-      fix_tile(first_tile + t * tile_bytes, groups, largest[t], fixed[t]);
-      std::fill(run.scales + t * kUnits, run.scales + (t + 1) * kUnits, fixed[t].scale);
+      if (!run.is_slow(t)) std::fill(units.scales + t * kUnits, units.scales + (t + 1) * kUnits, run.fixed[t].scale);
     }
     for (int first = 0; first < n_q; first += kMaxHeads) {
       const int heads = HWY_MIN(kMaxHeads, n_q - first);
       const BitsTables* own = tables + first * groups;
-      for (int64_t t = 0; t < count; ++t) {
-        if (slow >> t & 1) continue;
-        sum_tile(first_tile + t * tile_bytes, groups, own, heads, fixed[t], sums[t]);
-      }
+      run.sum(first_tile, count, groups, own, heads);
       const auto each = [&](const auto& step) {
         for (int64_t t = 0; t < count; ++t) {
-          for (int j = 0; j < heads && (slow >> t & 1) == 0; ++j) step(t, j);
+          for (int j = 0; j < heads && !run.is_slow(t); ++j) step(t, j);
         }
       };
       if (pool == BitsPool::kMax) {
-        each([&](int64_t t, int j) HWY_ATTR { unit_peaks(sums[t] + j * kBitsTile, run.peaks[j] + t * kUnits); });
+        each([&](int64_t t, int j) HWY_ATTR { unit_peaks(run.sums[t] + j * kBitsTile, units.peaks[j] + t * kUnits); });
       } else {
-        each([&](int64_t t, int j) { exps[t][j] = HalfExp(fixed[t].scale * own[j * groups].step * orders); });
+        each([&](int64_t t, int j) { exps[t][j] = HalfExp(run.fixed[t].scale * own[j * groups].step * orders); });
         each([&](int64_t t, int j) HWY_ATTR {
-          int16_t* at = sums[t] + j * kBitsTile;
-          unit_exponentials(at, exps[t][j], run.peaks[j] + t * kUnits, at);
+          int16_t* at = run.sums[t] + j * kBitsTile;
+          unit_exponentials(at, exps[t][j], units.peaks[j] + t * kUnits, at);
         });
-        each([&](int64_t t, int j) HWY_ATTR { unit_totals(sums[t] + j * kBitsTile, run.totals[j] + t * kUnits); });
+        each([&](int64_t t, int j)
+                 HWY_ATTR { unit_totals(run.sums[t] + j * kBitsTile, units.totals[j] + t * kUnits); });
       }
       float* out = scores + first * stride + begin * kUnits;
       for (int j = 0; j < heads; ++j) {
-        finish_units(run, j, count * kUnits, pool, own[j * groups].step, root, out + j * stride);
+        finish_units(units, j, count * kUnits, pool, own[j * groups].step, root, out + j * stride);
       }
-      for (int64_t t = 0; slow >> t != 0; ++t) {
-        if ((slow >> t & 1) == 0) continue;
+      for (int64_t t = 0; t < count; ++t) {
+        if (!run.is_slow(t)) continue;
         UnitsSlow(first_tile + t * tile_bytes, groups, own, heads, pool, root, out + t * kUnits, stride);
       }
     }
@@ -351,13 +384,13 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace longkv {
 
-HWY_EXPORT(ScanTile);
+HWY_EXPORT(ScanTiles);
 HWY_EXPORT(ScanUnits);
 HWY_EXPORT(BlockScores);
 
-void bits_scan_tile(const uint8_t* tile, int64_t groups, const BitsTables* tables, int n_q, float* scores,
-                    int64_t stride) {
-  HWY_DYNAMIC_DISPATCH(ScanTile)(tile, groups, tables, n_q, scores, stride);
+void bits_scan_tiles(const uint8_t* tile, int64_t tiles, int64_t groups, const BitsTables* tables, int n_q,
+                     float* scores, int64_t stride) {
+  HWY_DYNAMIC_DISPATCH(ScanTiles)(tile, tiles, groups, tables, n_q, scores, stride);
 }
 
 void bits_scan_units(const uint8_t* tile, int64_t tiles, int64_t groups, const BitsTables* tables, int n_q,

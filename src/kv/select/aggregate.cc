@@ -45,23 +45,37 @@ HWY_INLINE V finite(V v) {
   return hn::Min(hn::Max(v, low), hn::Set(d, FLT_MAX));
 }
 
-void Reduce(bool max, float* scores, int64_t stride, int heads, int64_t n, float* out) {
+// `seen` becomes NaN where v is, and stays it.
+template <class V>
+HWY_INLINE void note_nan(V v, V& seen) {
+  seen = hn::Add(seen, hn::IfThenElseZero(hn::IsNaN(v), v));
+}
+
+bool Reduce(bool max, float* scores, int64_t stride, int heads, int64_t n, float* out) {
+  auto nan = hn::Zero(D());
   for_each_vector(n, [&](int64_t, auto load, auto store, auto) {
-    auto sum = finite(load(scores));
+    const auto first = load(scores);
+    note_nan(first, nan);
+    auto sum = finite(first);
     for (int j = 1; j < heads; ++j) {
-      const auto s = finite(load(scores + j * stride));
+      const auto next = load(scores + j * stride);
+      note_nan(next, nan);
+      const auto s = finite(next);
       sum = max ? hn::Max(sum, s) : hn::Add(sum, s);
     }
     store(finite(sum), out);
   });
+  return !hn::AllFalse(D(), hn::IsNaN(nan));
 }
 
 // exp(scale * (score - largest)) in place of the scores of a head. Returns one over their sum, or 0.
-float Exponentials(float* row, int64_t n, float scale) {
+float Exponentials(float* row, int64_t n, float scale, hn::Vec<D>& nan) {
   const D d;
   auto peak_lanes = hn::Set(d, -FLT_MAX);
   for_each_vector(n, [&](int64_t, auto load, auto, auto mask) {
-    peak_lanes = hn::IfThenElse(mask, hn::Max(peak_lanes, finite(load(row))), peak_lanes);
+    const auto s = load(row);
+    note_nan(s, nan);
+    peak_lanes = hn::IfThenElse(mask, hn::Max(peak_lanes, finite(s)), peak_lanes);
   });
   const auto peak = hn::Set(d, hn::GetLane(hn::MaxOfLanes(d, peak_lanes)));
   auto sum_lanes = hn::Zero(d);
@@ -75,14 +89,15 @@ float Exponentials(float* row, int64_t n, float scale) {
 }
 
 // Shares of some heads are added in one pass, in the heads' order.
-void SoftmaxSum(float* scores, int64_t stride, int heads, int64_t n, float scale, float* out) {
+bool SoftmaxSum(float* scores, int64_t stride, int heads, int64_t n, float scale, float* out) {
   const D d;
   constexpr int kAtOnce = 8;
   float share[kAtOnce];
+  auto nan = hn::Zero(d);
   for (int first = 0; first < heads; first += kAtOnce) {
     const int count = HWY_MIN(kAtOnce, heads - first);
     float* rows = scores + first * stride;
-    for (int j = 0; j < count; ++j) share[j] = Exponentials(rows + j * stride, n, scale);
+    for (int j = 0; j < count; ++j) share[j] = Exponentials(rows + j * stride, n, scale, nan);
     for_each_vector(n, [&](int64_t, auto load, auto store, auto) {
       auto sum = hn::Mul(load(rows), hn::Set(d, share[0]));
       if (first > 0) sum = hn::Add(load(out), sum);
@@ -90,6 +105,7 @@ void SoftmaxSum(float* scores, int64_t stride, int heads, int64_t n, float scale
       store(sum, out);
     });
   }
+  return !hn::AllFalse(D(), hn::IsNaN(nan));
 }
 
 }  // namespace HWY_NAMESPACE
@@ -102,12 +118,9 @@ namespace longkv {
 HWY_EXPORT(Reduce);
 HWY_EXPORT(SoftmaxSum);
 
-void aggregate_scores(Aggregate kind, float* scores, int64_t stride, int heads, int64_t n, float scale, float* out) {
-  if (kind == Aggregate::kSoftmaxSum) {
-    HWY_DYNAMIC_DISPATCH(SoftmaxSum)(scores, stride, heads, n, scale, out);
-  } else {
-    HWY_DYNAMIC_DISPATCH(Reduce)(kind == Aggregate::kMax, scores, stride, heads, n, out);
-  }
+bool aggregate_scores(Aggregate kind, float* scores, int64_t stride, int heads, int64_t n, float scale, float* out) {
+  if (kind == Aggregate::kSoftmaxSum) return HWY_DYNAMIC_DISPATCH(SoftmaxSum)(scores, stride, heads, n, scale, out);
+  return HWY_DYNAMIC_DISPATCH(Reduce)(kind == Aggregate::kMax, scores, stride, heads, n, out);
 }
 
 }  // namespace longkv

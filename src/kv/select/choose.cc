@@ -223,17 +223,17 @@ void Selector::pick(int64_t count, ThreadPool& pool) {
   pool.run(int64_t(owners_.size()), [&](int64_t o, int) {
     Owner& owner = owners_[size_t(o)];
     float* own = scores + int64_t(owner.first_query) * score_stride_;
-    for (int j = 0; j < owner.n_q && !owner.saw_nan; ++j) {
-      owner.saw_nan = has_nan(own + int64_t(j) * score_stride_, owner.n_candidates);
-    }
     float* total = own;
-    if (owner.n_q > 1) {
+    if (owner.n_q == 1) {
+      owner.saw_nan = owner.saw_nan || has_nan(own, owner.n_candidates);
+    } else {
       if (keeps_scores) {
         owner.weights.resize(size_t(owner.n_candidates));
         total = owner.weights.data();
       }
       const Aggregate kind = keeps_scores ? Aggregate::kSum : select_.aggregate;
-      aggregate_scores(kind, own, score_stride_, owner.n_q, owner.n_candidates, softmax_scale_, total);
+      const bool nan = aggregate_scores(kind, own, score_stride_, owner.n_q, owner.n_candidates, softmax_scale_, total);
+      owner.saw_nan = owner.saw_nan || nan;
     }
     const int64_t k = count > 0 ? count : owner.wanted;
     top_k(total, owner.n_candidates, k, owner.keys, owner.picked);
