@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 
 #include "base/checked.h"
 #include "kv/attend_kernel.h"
@@ -25,6 +26,17 @@ int64_t chunk_rows_for(int64_t rows) {
 constexpr int64_t kTasksPerThread = 4;
 
 int64_t partial_stride_for(int64_t dim_v) { return round_up(dim_v, kAttendPad) + 2; }
+
+// `count` floats of `memory` from the begin of a cache line on, as all units' queries begin: a vector of channels
+// across two lines takes two reads for every row.
+float* reserve_lines(std::vector<float>& memory, int64_t count) {
+  constexpr size_t kLine = 64;
+  static_assert(kAttendPad * sizeof(float) == kLine);
+  if (int64_t(memory.size()) < count + kAttendPad) memory.resize(size_t(count + kAttendPad));
+  void* at = memory.data();
+  size_t space = memory.size() * sizeof(float);
+  return static_cast<float*>(std::align(kLine, size_t(count) * sizeof(float), at, space));
+}
 
 // Floats of a query head in scratch: its padded channels, and what quantised keys are multiplied by.
 int64_t query_floats(const KvHeadView& kv) {
@@ -82,12 +94,12 @@ void attend_whole(std::span<const AttendUnit> units, const AttendParams& params,
     plan.chunk_rows = chunk_rows_for(plan.rows);
     plan.chunks = ceil_div(plan.rows, plan.chunk_rows);
     plan.q_at = floats;
-    floats += query_floats(unit.kv) * unit.n_q;
+    floats += round_up(query_floats(unit.kv) * unit.n_q, kAttendPad);
     plan.partials_at = floats;
-    floats += plan.chunks * unit.n_q * partial_stride_for(unit.kv.dim_v);
+    floats += round_up(plan.chunks * unit.n_q * partial_stride_for(unit.kv.dim_v), kAttendPad);
     total_chunks += plan.chunks;
   }
-  if (int64_t(scratch.floats.size()) < floats) scratch.floats.resize(size_t(floats));
+  float* memory = reserve_lines(scratch.floats, floats);
 
   // Which chunks form a task may depend on the number of threads: a chunk's bits do not.
   const int64_t wanted = pool.threads() == 1 ? 1 : pool.threads() * kTasksPerThread;
@@ -97,7 +109,7 @@ void attend_whole(std::span<const AttendUnit> units, const AttendParams& params,
     const AttendUnit& unit = units[u];
     AttendScratch::Unit& plan = scratch.units[u];
     plan.pending = ceil_div(plan.chunks, per_task);
-    pad_queries(unit, params.scale, scratch.floats.data() + plan.q_at, round_up(unit.kv.dim_k, kAttendPad));
+    pad_queries(unit, params.scale, memory + plan.q_at, round_up(unit.kv.dim_k, kAttendPad));
     if (plan.chunks == 0) {
       std::fill(unit.out, unit.out + int64_t(unit.n_q) * unit.kv.dim_v, 0.0f);
       std::fill(unit.lse, unit.lse + unit.n_q, -std::numeric_limits<float>::infinity());
@@ -114,8 +126,8 @@ void attend_whole(std::span<const AttendUnit> units, const AttendParams& params,
     const AttendUnit& unit = units[size_t(task.unit)];
     AttendScratch::Unit& plan = scratch.units[size_t(task.unit)];
     const int64_t stride = partial_stride_for(unit.kv.dim_v);
-    float* partials = scratch.floats.data() + plan.partials_at;
-    AttendRun run = make_run(unit, params, scratch.floats.data() + plan.q_at, round_up(unit.kv.dim_k, kAttendPad));
+    float* partials = memory + plan.partials_at;
+    AttendRun run = make_run(unit, params, memory + plan.q_at, round_up(unit.kv.dim_k, kAttendPad));
     run.start = {unit.ranges.data() + task.range, task.row};
     run.rows = std::min(task.chunks * plan.chunk_rows, plan.rows - task.first_chunk * plan.chunk_rows);
     run.chunk_rows = plan.chunk_rows;
@@ -162,15 +174,16 @@ void attend_scores_whole(const AttendUnit& unit, const AttendParams& params, flo
                          ThreadPool& pool) {
   const int64_t rows = count_rows(unit.ranges);
   const int64_t q_stride = round_up(unit.kv.dim_k, kAttendPad);
-  std::vector<float> q(size_t(query_floats(unit.kv) * unit.n_q));
-  pad_queries(unit, params.scale, q.data(), q_stride);
+  std::vector<float> floats;
+  float* q = reserve_lines(floats, query_floats(unit.kv) * unit.n_q);
+  pad_queries(unit, params.scale, q, q_stride);
   const int64_t step = chunk_rows_for(rows);
   std::vector<RowCursor> starts;
   each_step(unit.ranges, step, [&](int64_t range, int64_t row) {
     starts.push_back({unit.ranges.data() + range, row});
   });
   pool.run(int64_t(starts.size()), [&](int64_t task, int) {
-    AttendRun run = make_run(unit, params, q.data(), q_stride);
+    AttendRun run = make_run(unit, params, q, q_stride);
     run.start = starts[size_t(task)];
     run.rows = std::min(step, rows - task * step);
     score_run(run, dst + task * step, dst_stride);
