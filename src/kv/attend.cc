@@ -25,10 +25,10 @@ int64_t chunk_rows_for(int64_t rows) {
 // Tasks per thread: enough to even out a thread that starts late, few enough that a task is a long read.
 constexpr int64_t kTasksPerThread = 4;
 
-int64_t partial_stride_for(int64_t dim_v) { return round_up(dim_v, kAttendPad) + 2; }
+int64_t partial_stride_for(int64_t dim_v) { return round_up(dim_v, kAttendPad) + kPartialTail; }
 
-// `count` floats of `memory` from the begin of a cache line on, as all units' queries begin: a vector of channels
-// across two lines takes two reads for every row.
+// `count` floats of `memory` from the begin of a cache line on, where queries and partials begin too: a vector of
+// channels across two lines takes two reads for every row.
 float* reserve_lines(std::vector<float>& memory, int64_t count) {
   constexpr size_t kLine = 64;
   static_assert(kAttendPad * sizeof(float) == kLine);
@@ -96,7 +96,7 @@ void attend_whole(std::span<const AttendUnit> units, const AttendParams& params,
     plan.q_at = floats;
     floats += round_up(query_floats(unit.kv) * unit.n_q, kAttendPad);
     plan.partials_at = floats;
-    floats += round_up(plan.chunks * unit.n_q * partial_stride_for(unit.kv.dim_v), kAttendPad);
+    floats += plan.chunks * unit.n_q * partial_stride_for(unit.kv.dim_v);
     total_chunks += plan.chunks;
   }
   float* memory = reserve_lines(scratch.floats, floats);

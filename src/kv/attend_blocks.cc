@@ -183,7 +183,7 @@ void block_scores(const AttendRun& run, const BlockTile& tile, int head, int hea
 void AttendBlocksTarget(const AttendRun& run) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
   HWY_ALIGN float s[kBlockHeads * kKiviRows];
-  const int64_t v_padded = run.partial_stride - 2;
+  const int64_t v_padded = run.partial_stride - kPartialTail;
   RowCursor at = run.start;
   float* partial = run.partials;
   for (int64_t done = 0; done < run.rows; done += run.chunk_rows, partial += run.n_q * run.partial_stride) {

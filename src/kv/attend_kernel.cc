@@ -135,7 +135,7 @@ void finish_chunk(const AttendRun& run, float* partial) {
   const DF d;
   for (int h = 0; h < run.n_q; ++h) {
     float* p = partial + h * run.partial_stride;
-    for (int64_t c = 0; c < run.partial_stride - 2; c += kLanes) {
+    for (int64_t c = 0; c < run.partial_stride - kPartialTail; c += kLanes) {
       hn::StoreU(hn::Mul(hn::LoadU(d, p + c), hn::Set(d, kFp8SumLift)), d, p + c);
     }
   }
@@ -148,7 +148,7 @@ void AttendRunTarget(const AttendRun& run) {
   const int64_t tile_rows = tile_rows_for(run.kv);
   const int64_t k_bytes = kv_row_bytes(run.kv.k_type, run.kv.dim_k);
   const int64_t v_bytes = kv_row_bytes(run.kv.v_type, run.kv.dim_v);
-  const int64_t v_padded = run.partial_stride - 2;
+  const int64_t v_padded = run.partial_stride - kPartialTail;
 
   RowCursor at = run.start;
   int64_t left = run.rows;    // rows not yet in a tile
@@ -218,7 +218,7 @@ void MergeRunTarget(const float* partials, int64_t chunks, int n_q, int64_t part
                     float* lse) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
   const DF d;
-  const int64_t v_padded = partial_stride - 2;
+  const int64_t v_padded = partial_stride - kPartialTail;
   HWY_ALIGN float merged[round_up(1024, kAttendPad)];
   for (int h = 0; h < n_q; ++h) {
     float top = kNone;

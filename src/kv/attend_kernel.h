@@ -13,6 +13,9 @@ inline constexpr int64_t kAttendPad = 16;
 // Most rows of a tile; the scores of a tile and its K and V rows stay in the nearest cache between the two products.
 inline constexpr int64_t kAttendTileMax = 64;
 
+// Floats of a partial after its channels: two and padding, so that each head's channels begin on a cache line.
+inline constexpr int64_t kPartialTail = 16;
+
 // What query channels are multiplied by before they meet keys of a type; the kernel takes it out again. E4M3 is read as
 // value * 2^-120, whose products with small queries would fall below fp32's range.
 inline constexpr float query_factor(KvType k_type) { return k_type == KvType::kFp8 ? 0x1p64f : 1.0f; }
@@ -34,7 +37,7 @@ struct AttendRun {
   int64_t chunk_rows = 0;  // every chunk but the run's last has so many; a multiple of kAttendTileMax
   float softcap = 0.0f;
   // One partial per chunk and query head, [chunks][n_q][partial_stride]: channels 0..dim_v-1 of the sum of
-  // exp(score - max) * v, padding up to partial_stride - 2, then max and the sum of exp(score - max).
+  // exp(score - max) * v, padding up to partial_stride - kPartialTail, then max and the sum of exp(score - max).
   float* partials = nullptr;
   int64_t partial_stride = 0;
 };

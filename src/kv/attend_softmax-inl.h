@@ -10,6 +10,7 @@
 
 #include <limits>
 
+#include "kv/attend_kernel.h"
 #include "kv/codec/load-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -57,14 +58,15 @@ HWY_INLINE void cap_scores(float* s, int64_t n, float softcap) {
 inline constexpr int kSoftmaxHeads = 4;
 
 // Turns the scores of kH heads over a tile, s [heads][s_stride] padded with -inf to whole vectors, into
-// exp(score - max). partial: [heads][stride], channels of the sums up to stride - 2, then the running maximum and sum;
-// what was summed is rescaled when the maximum rises. Heads go side by side through each step: those of one head alone
-// are chains of latencies.
+// exp(score - max). partial: [heads][stride], channels of the sums up to stride - kPartialTail, then the running
+// maximum and sum; what was summed is rescaled when the maximum rises. Heads go side by side through each step: those
+// of one head alone are chains of latencies.
 template <int kH>
 HWY_INLINE void softmax_heads(float* HWY_RESTRICT s, int64_t s_stride, int64_t rows, float* HWY_RESTRICT partial,
                               int64_t stride) {
   const DF d;
   constexpr float kNone = -std::numeric_limits<float>::infinity();
+  const int64_t max_at = stride - kPartialTail, sum_at = max_at + 1;
   VF top[kH], base[kH], sum[kH];
   for (int h = 0; h < kH; ++h) top[h] = hn::Set(d, kNone);
   for (int64_t i = 0; i < rows; i += kLanes) {
@@ -73,16 +75,16 @@ HWY_INLINE void softmax_heads(float* HWY_RESTRICT s, int64_t s_stride, int64_t r
   for (int h = 0; h < kH; ++h) top[h] = hn::MaxOfLanes(d, top[h]);
   for (int h = 0; h < kH; ++h) {
     float* sums = partial + h * stride;
-    const float tile_max = hn::GetLane(top[h]), old_max = sums[stride - 2];
+    const float tile_max = hn::GetLane(top[h]), old_max = sums[max_at];
     const float new_max = tile_max > old_max ? tile_max : old_max;
     if (new_max != old_max && old_max != kNone) {
       const float shrink = exp_scalar(old_max - new_max);
-      sums[stride - 1] *= shrink;
-      for (int64_t c = 0; c < stride - 2; c += kLanes) {
+      sums[sum_at] *= shrink;
+      for (int64_t c = 0; c < max_at; c += kLanes) {
         hn::StoreU(hn::Mul(hn::LoadU(d, sums + c), hn::Set(d, shrink)), d, sums + c);
       }
     }
-    sums[stride - 2] = new_max;
+    sums[max_at] = new_max;
     // All scores -inf so far: weights are exp(-inf) = 0, not exp(-inf + inf).
     base[h] = hn::Set(d, new_max == kNone ? 0.0f : new_max);
     sum[h] = hn::Zero(d);
@@ -95,7 +97,7 @@ HWY_INLINE void softmax_heads(float* HWY_RESTRICT s, int64_t s_stride, int64_t r
     }
   }
   for (int h = 0; h < kH; ++h) sum[h] = hn::SumOfLanes(d, sum[h]);
-  for (int h = 0; h < kH; ++h) partial[h * stride + stride - 1] += hn::GetLane(sum[h]);
+  for (int h = 0; h < kH; ++h) partial[h * stride + sum_at] += hn::GetLane(sum[h]);
 }
 
 // heads: 1 to kSoftmaxHeads.
