@@ -1,20 +1,13 @@
 // The scan is a product on integer tensor cores: 16 tokens by four query heads. A lane holds 32 bits of a token; one
 // mask takes the same bit of its four bytes, which are four channels as unsigned bytes, 0 or a power of two. Queries
 // are integers in two signed bytes each, high and low, in neighbouring columns, so that a lane has both sums of a head.
-// The sums start as the bits of a large float, so that they are floats without a conversion.
-//
-// What a warp takes at a time is a chunk of 64 tokens, copied to shared memory two chunks ahead. Of a chunk, for dim
-// channels in groups of 32:
-//   codes       32-bit words [tile pairs 2][words of a lane dim / 128][lane 32][tile of the pair 2][row g, g + 8], so
-//               that a lane's words lie side by side; with 64 channels two lanes share a word, which holds both
-//               lanes' bits in the halves of its bytes
-//   a word      bit p of byte j: channel 32 G + 8 c + 4 (p % 2) + j of group G = p / 2, c = lane % 4
-//   magnitudes  halves [tile 4][g 8][row g, g + 8][group], each times 2^(3 - 2 (G % 4)): what the bit's place is worth
-//               comes off the sums that way
+// The sums start as the bits of a large float, so that they are floats without a conversion; what the float adds to a
+// token's score is taken off as a product of its magnitudes with that float.
+// Chunks (bits_rows.cuh) are copied to shared memory two ahead.
 #include <cuda_fp16.h>
 
 #include "cuda/async.cuh"
-#include "cuda/bits.h"
+#include "cuda/bits_rows.cuh"
 #include "cuda/choice.cuh"
 #include "cuda/key_row.cuh"
 #include "cuda/launch.cuh"
@@ -28,98 +21,6 @@ namespace {
 constexpr int kParts = BitsScratch::kParts;
 constexpr int kThreads = 256;
 constexpr int kChunk = CardBits::kChunk;
-
-// In-place Hadamard transform of the row whose channel 32 j + lane is x[j]; kValues: a power of two.
-template <int kValues>
-__device__ __forceinline__ void hadamard(float (&x)[kValues], int lane) {
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-#pragma unroll
-    for (int j = 0; j < kValues; ++j) {
-      const float other = __shfl_xor_sync(kAllLanes, x[j], step);
-      x[j] = lane & step ? other - x[j] : x[j] + other;
-    }
-  }
-#pragma unroll
-  for (int step = 1; step < kValues; step *= 2) {
-#pragma unroll
-    for (int j = 0; j < kValues; ++j) {
-      if (j & step) continue;
-      const float a = x[j], b = x[j + step];
-      x[j] = a + b;
-      x[j + step] = a - b;
-    }
-  }
-  const float norm = rsqrtf(float(32 * kValues));
-#pragma unroll
-  for (int j = 0; j < kValues; ++j) x[j] *= norm;
-}
-
-// Places of a row's code word and of its magnitudes, in words and halves from the head's first.
-template <int kDim>
-__device__ __forceinline__ int64_t code_at(int64_t position, int word) {
-  const int tile = int(position % kChunk) / 16, row = int(position % 16), g = row % 8, second = row / 8;
-  const int64_t chunk = position / kChunk * (kChunk * kDim / 32);
-  if (kDim == 64) return chunk + (((tile / 2 * 8 + g) * 2 + word) * 2 + tile % 2) * 2 + second;
-  constexpr int kLaneWords = kDim == 64 ? 1 : kDim / 128;
-  const int lane = g * 4 + word / kLaneWords;
-  return chunk + (((tile / 2 * kLaneWords + word % kLaneWords) * 32 + lane) * 2 + tile % 2) * 2 + second;
-}
-template <int kDim>
-__device__ __forceinline__ int64_t size_at(int64_t position, int group) {
-  const int tile = int(position % kChunk) / 16, row = int(position % 16);
-  return position / kChunk * (kChunk * kDim / 32) + ((tile * 8 + row % 8) * 2 + row / 8) * (kDim / 32) + group;
-}
-
-// A warp a row.
-template <int kDim, class Rows>
-__device__ __forceinline__ void write_row(const Rows& rows, const CardBits& bits, int head, int64_t position) {
-  constexpr int kWords = kDim / 32;
-  const int lane = threadIdx.x % 32;
-  const KeyRow row = key_row(rows, head, position);
-  float x[kWords];
-#pragma unroll
-  for (int j = 0; j < kWords; ++j) x[j] = row.at(32 * j + lane);
-  if (bits.rotate) hadamard(x, lane);
-  const int64_t base = head * bits.tokens * kWords;
-  uint32_t mine = 0;  // lane w: word w
-#pragma unroll
-  for (int j = 0; j < kWords; ++j) {
-    const unsigned signs = __ballot_sync(kAllLanes, x[j] >= 0.0f);
-    const float sum = warp_sum(fabsf(x[j])), square = warp_sum(x[j] * x[j]);
-    const float size = !bits.unbiased ? sum / 32.0f : sum == 0.0f ? 0.0f : square / sum;
-    if (lane == j) {
-      const float scaled = fminf(size * (8.0f / float(1 << (2 * (j % 4)))), 65504.0f);
-      bits.magnitudes[base + size_at<kDim>(position, j)] = __half_as_ushort(__float2half_rn(scaled));
-    }
-    // The word's share of this group: of lanes c whose bits it holds, two runs of four channels.
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int c = kDim == 64 ? 2 * lane + i : kDim == 128 ? lane : lane / 2;
-      const int plane = kDim == 64 ? 4 * (i & 1) + 2 * j : 2 * (j % 4);
-      const bool here = kDim == 64 ? i < 2 : i == 0 && (kDim == 128 || lane % 2 == j / 4);
-      if (!here) continue;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const uint32_t run = signs >> ((8 * c + 4 * h) & 31) & 15u;
-        mine |= (run * 0x00204081u & 0x01010101u) << (plane + h);
-      }
-    }
-  }
-  if (lane < kWords) bits.codes[base + code_at<kDim>(position, lane)] = mine;
-}
-
-template <int kDim>
-__global__ void __launch_bounds__(kThreads) write_kernel(CardKv kv, CardBits bits, int64_t first, int64_t n) {
-  const int64_t row = int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
-  if (row < n) write_row<kDim>(kv, bits, int(blockIdx.y), first + row);
-}
-template <int kDim, class Rows>
-__global__ void write_last_kernel(Rows rows, CardBits bits, const int64_t* position) {
-  let_next_start();
-  wait_for_previous();
-  write_row<kDim>(rows, bits, int(blockIdx.x), *position);
-}
 
 struct ScanArgs {
   const half_t* q;
@@ -277,12 +178,12 @@ __global__ void __launch_bounds__(kScanWarps * 32, kDim <= 128 && kSets == 1 ? 4
   const uint32_t offset = c < kGroups / 2 ? 0x76007600u : 0u;  // kExact twice
   const unsigned lane_codes = kDim == 64 ? (g * 2 + c / 2) * 16 : lane * 16, lane_sizes = kCodeBytes + g * kGroups * 4;
   unsigned stage = first_stage, free_stage = last_stage;
-  for (int n = 0; n < chunks; ++n) {
+  // Scores of the n-th chunk: of a lane's eight tokens.
+  const auto score = [&](int n, float(&x)[kSets][4][2]) {
     await_copies<kStages - 2>();
     __syncwarp();
     // To where the chunk before this one was, which every lane has read.
     fetch(n + kStages - 1 < chunks, free_stage);
-    float x[kSets][4][2];  // scores of a lane's eight tokens
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
       uint4 words[kLaneWords];
@@ -359,6 +260,9 @@ __global__ void __launch_bounds__(kScanWarps * 32, kDim <= 128 && kSets == 1 ? 4
         }
       }
     }
+  };
+  // What is left to do with a chunk's scores: their masses.
+  const auto leave_masses = [&](const float(&x)[kSets][4][2]) {
 #pragma unroll
     for (int set = 0; set < kSets; ++set) {
       float mass[4];
@@ -393,7 +297,20 @@ __global__ void __launch_bounds__(kScanWarps * 32, kDim <= 128 && kSets == 1 ? 4
         masses[set * (bits.tokens / 16) * kHeadSet] = top[set] + log2_fast(of_tile);
     }
     masses += stride * (4 * kHeadSet);
+  };
+  // A chunk's products are on their way while the masses of the one before it are found.
+  float x[kSets][4][2], next[kSets][4][2];
+  if (chunks > 0) score(0, x);
+  for (int n = 1; n < chunks; ++n) {
+    score(n, next);
+    leave_masses(x);
+#pragma unroll
+    for (int set = 0; set < kSets; ++set) {
+#pragma unroll
+      for (int t = 0; t < 4; ++t) x[set][t][0] = next[set][t][0], x[set][t][1] = next[set][t][1];
+    }
   }
+  if (chunks > 0) leave_masses(x);
   await_copies<0>();
 #pragma unroll
   for (int set = 0; set < kSets; ++set) {
@@ -488,17 +405,6 @@ Status scan(const ScanArgs& p, float* scores, CardStreamHandle stream) {
                       score_tops(scores, p.kv_heads, p.bits.capacity));
 }
 
-template <class Rows>
-Status write_last(const Rows& rows, const CardBits& bits, const int64_t* position, CardStreamHandle stream) {
-  const auto heads = unsigned(rows.kv_heads);
-  switch (rows.dim) {
-    case 64: return launch_close("write_bits", write_last_kernel<64, Rows>, heads, 32, stream, rows, bits, position);
-    case 128: return launch_close("write_bits", write_last_kernel<128, Rows>, heads, 32, stream, rows, bits, position);
-    case 256: return launch_close("write_bits", write_last_kernel<256, Rows>, heads, 32, stream, rows, bits, position);
-    default: return Status(Code::kUnsupported, "write_bits: head dimension");
-  }
-}
-
 }  // namespace
 
 CardBits place_bits(int block, int kv_heads, int dim, int64_t capacity, bool rotate, bool unbiased, uint8_t* memory) {
@@ -514,24 +420,6 @@ CardBits place_bits(int block, int kv_heads, int dim, int64_t capacity, bool rot
 BitsScratch BitsScratch::at(uint8_t* memory, int heads) {
   auto* partial = reinterpret_cast<float*>(memory);
   return {partial + int64_t(heads) * kParts * 2 / 4 * 4 + 4, partial};
-}
-
-Status write_bits(const CardKv& kv, const CardBits& bits, int64_t first, int64_t n, CardStreamHandle stream) {
-  if (n <= 0) return {};
-  const dim3 grid(unsigned((n + kThreads / 32 - 1) / (kThreads / 32)), unsigned(kv.kv_heads));
-  switch (kv.dim) {
-    case 64: write_kernel<64><<<grid, kThreads, 0, stream>>>(kv, bits, first, n); break;
-    case 128: write_kernel<128><<<grid, kThreads, 0, stream>>>(kv, bits, first, n); break;
-    case 256: write_kernel<256><<<grid, kThreads, 0, stream>>>(kv, bits, first, n); break;
-    default: return Status(Code::kUnsupported, "write_bits: head dimension");
-  }
-  return launched("write_bits");
-}
-Status write_bits_last(const CardKv& kv, const CardBits& bits, const int64_t* position, CardStreamHandle stream) {
-  return write_last(kv, bits, position, stream);
-}
-Status write_bits_last(const BlockStore& rows, const CardBits& bits, const int64_t* position, CardStreamHandle stream) {
-  return write_last(rows, bits, position, stream);
 }
 
 Status score_bits(const half_t* q, int heads, const CardKv& kv, const CardBits& bits, const ChoiceRules& rules,

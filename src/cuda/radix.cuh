@@ -199,6 +199,7 @@ __device__ __forceinline__ void choose_runs(int64_t runs, int wanted, uint2 rang
   unsigned there = run_of(threadIdx.x, keys);
   const auto each = [&](const auto& visit) {
     if (held) {
+      if (there == 0) return;
 #pragma unroll
       for (int i = 0; i < kChooseRun; ++i)
         if (there >> i & 1) visit(keys[i]);
@@ -256,12 +257,14 @@ __device__ __forceinline__ void choose_runs(int64_t runs, int wanted, uint2 rang
     int equal_rank = equal_before + before.y;
     // Ahead of this thread's items: those above, and of the equal ones as many as are taken.
     int rank = chosen + before.x + min(equal_rank, wanted) - min(equal_before, wanted);
+    if ((above | equal) != 0) {
 #pragma unroll
-    for (int i = 0; i < kChooseRun; ++i) {
-      const bool is_equal = equal >> i & 1;
-      const bool take = (above >> i & 1) || (is_equal && equal_rank < wanted);
-      equal_rank += is_equal;
-      if (take) put(rank++, run, i);
+      for (int i = 0; i < kChooseRun; ++i) {
+        const bool is_equal = equal >> i & 1;
+        const bool take = (above >> i & 1) || (is_equal && equal_rank < wanted);
+        equal_rank += is_equal;
+        if (take) put(rank++, run, i);
+      }
     }
     chosen += shared.ranks.total.x + min(equal_before + shared.ranks.total.y, wanted) - min(equal_before, wanted);
     equal_before += shared.ranks.total.y;
