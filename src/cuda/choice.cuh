@@ -16,13 +16,11 @@ __device__ __forceinline__ Choice choice_of(int64_t position, int block, const C
   c.rows = position + 1;
   c.all = rules.blocks == 0 && c.rows <= rules.budget;
   c.sink = min(rules.sink, c.rows);
-  // Rows are counted in 31 bits (lists name them so), which divide several times as fast as 64.
-  const auto blocks = [&](int64_t rows) { return int64_t(unsigned(rows) / unsigned(block)); };
-  c.tail = max(c.sink, min(c.rows - max(rules.local, int64_t(1)), blocks(c.rows) * block));
+  c.tail = max(c.sink, min(c.rows - max(rules.local, int64_t(1)), c.rows / block * block));
   const int64_t left = max(int64_t(1), rules.budget - c.sink - (c.rows - c.tail));
-  c.begin = blocks(c.sink);
-  c.end = c.tail > c.sink ? blocks(c.tail + block - 1) : c.begin;
-  c.wanted = min(rules.blocks > 0 ? rules.blocks : max(int64_t(1), blocks(left)), c.end - c.begin);
+  c.begin = c.sink / block;
+  c.end = c.tail > c.sink ? (c.tail + block - 1) / block : c.begin;
+  c.wanted = min(rules.blocks > 0 ? rules.blocks : max(int64_t(1), left / block), c.end - c.begin);
   return c;
 }
 
