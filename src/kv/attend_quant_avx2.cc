@@ -46,10 +46,17 @@ inline __m256 four_scales(const uint8_t* const* row, int64_t at) {
   return _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
 }
 
-// Per 128-bit half the sums of the lanes of four vectors.
-inline __m256i half_sums(__m256i a, __m256i b, __m256i c, __m256i d) {
-  return _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
+// Per 128-bit half the sums of lanes i and i + 2 of a and b: a, b, a, b; of two such results those of four vectors. An
+// addition of neighbours, vphaddd, takes twice as long.
+inline __m256i two_sums(__m256i a, __m256i b) {
+  return _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
 }
+inline __m256i four_sums(__m256i ab, __m256i cd) {
+  return _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+}
+
+// Ends the computation of x here: GCC otherwise gathers the products of all heads before it adds them and spills sums.
+inline void settle(__m256i& x) { asm volatile("" : "+x"(x)); }
 
 inline void prefetch(const uint8_t* row, int64_t bytes) {
   int64_t b = 0;
@@ -72,16 +79,14 @@ struct Q4Key {
     const __m256i nibble = _mm256_set1_epi8(15);
     return {_mm256_and_si256(bytes, nibble), _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble)};
   }
-  // Four (rows) by the pair's channels. Two vpmaddubsw give at most 2 * 2 * 15 * 127 in 16 bits.
-  static __m256i product(const Row (&k)[4], const uint8_t* q) {
-    const __m256i low = load(q), high = load(q + 32), ones = _mm256_set1_epi16(1);
-    __m256i sum[4];
-    for (int r = 0; r < 4; ++r) {
-      sum[r] = _mm256_madd_epi16(
-          _mm256_add_epi16(_mm256_maddubs_epi16(k[r].low, low), _mm256_maddubs_epi16(k[r].high, high)), ones);
-    }
-    return _mm256_sub_epi32(half_sums(sum[0], sum[1], sum[2], sum[3]), load(q + 96));
+  // A row by the pair's channels, to be summed over the lanes of a half. Two vpmaddubsw give at most 2 * 2 * 15 * 127
+  // in 16 bits.
+  static __m256i product(const Row& k, const uint8_t* q) {
+    return _mm256_madd_epi16(
+        _mm256_add_epi16(_mm256_maddubs_epi16(k.low, load(q)), _mm256_maddubs_epi16(k.high, load(q + 32))),
+        _mm256_set1_epi16(1));
   }
+  static __m256i finish(__m256i sums, const uint8_t* q) { return _mm256_sub_epi32(sums, load(q + 96)); }
   static __m256 scale(const uint8_t* q) { return _mm256_loadu_ps(reinterpret_cast<const float*>(q + 64)); }
 };
 
@@ -98,30 +103,36 @@ struct Q8Key {
     return {_mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8), _mm256_srai_epi16(x, 8),
             _mm256_srai_epi16(_mm256_slli_epi16(y, 8), 8), _mm256_srai_epi16(y, 8)};
   }
-  // A lane sums 8 products of at most 127 * 32767, half_sums() four lanes: below 2^28.
-  static __m256i product(const Row (&k)[4], const uint8_t* q) {
-    __m256i sum[4];
-    for (int r = 0; r < 4; ++r) {
-      sum[r] = _mm256_add_epi32(
-          _mm256_add_epi32(_mm256_madd_epi16(k[r].even0, load(q)), _mm256_madd_epi16(k[r].odd0, load(q + 32))),
-          _mm256_add_epi32(_mm256_madd_epi16(k[r].even1, load(q + 64)), _mm256_madd_epi16(k[r].odd1, load(q + 96))));
-    }
-    return half_sums(sum[0], sum[1], sum[2], sum[3]);
+  // A lane sums 8 products of at most 127 * 32767, a half four lanes: below 2^28.
+  static __m256i product(const Row& k, const uint8_t* q) {
+    return _mm256_add_epi32(
+        _mm256_add_epi32(_mm256_madd_epi16(k.even0, load(q)), _mm256_madd_epi16(k.odd0, load(q + 32))),
+        _mm256_add_epi32(_mm256_madd_epi16(k.even1, load(q + 64)), _mm256_madd_epi16(k.odd1, load(q + 96))));
   }
+  static __m256i finish(__m256i sums, const uint8_t*) { return sums; }
   static __m256 scale(const uint8_t* q) { return _mm256_loadu_ps(reinterpret_cast<const float*>(q + 128)); }
 };
 
-// Adds one pair of groups of four rows to the heads' sums.
+// Adds one pair of groups of four rows to the heads' sums. Two rows at a time: four do not fit the registers.
 template <class Key, int kH, bool kHalf>
 inline void key_pair(const QuantKeyTile& t, const uint8_t* const* row, int64_t pair, int64_t at, __m256 (&sum)[kH]) {
-  typename Key::Row k[4];
-  for (int r = 0; r < 4; ++r) k[r] = Key::template read<kHalf>(row[r], pair);
+  const uint8_t* q = t.q + pair * kPairBytes;
+  __m256i two[2][kH];
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    const typename Key::Row a = Key::template read<kHalf>(row[2 * i], pair);
+    const typename Key::Row b = Key::template read<kHalf>(row[2 * i + 1], pair);
+#pragma GCC unroll 4
+    for (int h = 0; h < kH; ++h) {
+      two[i][h] = two_sums(Key::product(a, q + h * t.q_stride), Key::product(b, q + h * t.q_stride));
+      settle(two[i][h]);
+    }
+  }
   const __m256 k_scale = four_scales<kHalf>(row, at + 4 * pair);
 #pragma GCC unroll 4
   for (int h = 0; h < kH; ++h) {
-    const uint8_t* q = t.q + h * t.q_stride + pair * kPairBytes;
-    const __m256 dots = _mm256_mul_ps(_mm256_cvtepi32_ps(Key::product(k, q)), k_scale);
-    sum[h] = _mm256_fmadd_ps(dots, Key::scale(q), sum[h]);
+    const __m256i dots = Key::finish(four_sums(two[0][h], two[1][h]), q + h * t.q_stride);
+    sum[h] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dots), k_scale), Key::scale(q + h * t.q_stride), sum[h]);
   }
 }
 
@@ -154,8 +165,8 @@ void key_product(const QuantKeyTile& t) {
   }
 }
 
-// Sixteen channels of two rows of a group (kPart 0: channels 0-15, 1: 16-31) as two vectors of 8 channels by 2 rows of
-// int16, plus an offset. Unpacking leaves channels 0-3 and 8-11 in the halves of the first, 4-7 and 12-15 in the
+// Sixteen channels of two rows of a group as two vectors of 8 channels by 2 rows of int16, plus an offset: channels
+// 8 * kPart to 8 * kPart + 3 in the low half of the first, 16 more in its high half, those four channels on in the
 // second.
 struct Pair16 {
   __m256i first, second;
@@ -166,12 +177,15 @@ struct Q4Value {
   static constexpr int kOffset = 8;
   template <int kPart>
   static Pair16 read(const uint8_t* a, const uint8_t* b, int64_t g) {
-    const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a + 16 * g)));
-    const __m256i y = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b + 16 * g)));
-    const __m256i low = _mm256_unpacklo_epi16(x, y), high = _mm256_unpackhi_epi16(x, y);
-    const __m256i nibble = _mm256_set1_epi16(15);
-    if constexpr (kPart == 0) return {_mm256_and_si256(low, nibble), _mm256_and_si256(high, nibble)};
-    return {_mm256_srli_epi16(low, 4), _mm256_srli_epi16(high, 4)};
+    const auto twice = [g](const uint8_t* row) {
+      return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 16 * g)));
+    };
+    const __m256i x = twice(a), y = twice(b);
+    const __m256i bytes = kPart == 0 ? _mm256_unpacklo_epi8(x, y) : _mm256_unpackhi_epi8(x, y);
+    // Low nibbles of the low half, high ones of the high half.
+    const __m256i shifted = _mm256_srlv_epi64(bytes, _mm256_setr_epi64x(0, 0, 4, 4));
+    const __m256i codes = _mm256_and_si256(shifted, _mm256_set1_epi8(15)), zero = _mm256_setzero_si256();
+    return {_mm256_unpacklo_epi8(codes, zero), _mm256_unpackhi_epi8(codes, zero)};
   }
 };
 
@@ -180,16 +194,12 @@ struct Q8Value {
   static constexpr int kOffset = 0;
   template <int kPart>
   static Pair16 read(const uint8_t* a, const uint8_t* b, int64_t g) {
-    const int64_t at = 32 * g + 16 * kPart;
-    const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a + at)));
-    const __m256i y = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b + at)));
-    return {_mm256_unpacklo_epi16(x, y), _mm256_unpackhi_epi16(x, y)};
+    const __m256i x = load(a + 32 * g), y = load(b + 32 * g);
+    const __m256i bytes = kPart == 0 ? _mm256_unpacklo_epi8(x, y) : _mm256_unpackhi_epi8(x, y);
+    const __m256i signs = _mm256_cmpgt_epi8(_mm256_setzero_si256(), bytes);
+    return {_mm256_unpacklo_epi8(bytes, signs), _mm256_unpackhi_epi8(bytes, signs)};
   }
 };
-
-// Ends the computation of a and b here: GCC otherwise gathers the products of all heads before it adds them and spills
-// sums.
-inline void settle(__m256i& a, __m256i& b) { asm volatile("" : "+x"(a), "+x"(b)); }
 
 // Half a group at a time: with four heads its sums and weights fit the registers.
 template <class Value, int kH, int kPart>
@@ -202,16 +212,17 @@ inline void value_part(const QuantValueTile& t, int64_t g, const TileWeights* w)
       const __m256i weight = w[h].pair(r);
       sum[h][0] = _mm256_add_epi32(sum[h][0], _mm256_madd_epi16(v.first, weight));
       sum[h][1] = _mm256_add_epi32(sum[h][1], _mm256_madd_epi16(v.second, weight));
-      settle(sum[h][0], sum[h][1]);
+      settle(sum[h][0]);
+      settle(sum[h][1]);
     }
   }
   for (int h = 0; h < kH; ++h) {
-    float* out = t.sums + h * t.stride + g * kKvQuantGroup + 16 * kPart;
+    float* out = t.sums + h * t.stride + g * kKvQuantGroup + 8 * kPart;
     const __m256i offset = _mm256_set1_epi32(Value::kOffset * w[h].total);
     const __m256 scale = _mm256_set1_ps(w[h].scale);
     const __m256i a = _mm256_sub_epi32(sum[h][0], offset), b = _mm256_sub_epi32(sum[h][1], offset);
     add_scaled(_mm256_permute2x128_si256(a, b, 0x20), scale, out);
-    add_scaled(_mm256_permute2x128_si256(a, b, 0x31), scale, out + 8);
+    add_scaled(_mm256_permute2x128_si256(a, b, 0x31), scale, out + 16);
   }
 }
 
