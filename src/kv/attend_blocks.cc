@@ -154,7 +154,8 @@ bool next_block(RowCursor& at, int64_t limit, BlockTile& tile) {
   return tile.rows > 0;
 }
 
-void block_scores(const AttendRun& run, const BlockTile& tile, int head, int heads, float* s) {
+// ahead: the block to prefetch meanwhile, or nullptr.
+void block_scores(const AttendRun& run, const BlockTile& tile, int head, int heads, const uint8_t* ahead, float* s) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
   BlockKeys keys;
   keys.type = run.kv.k_type;
@@ -165,6 +166,8 @@ void block_scores(const AttendRun& run, const BlockTile& tile, int head, int hea
   keys.heads = heads;
   keys.s = s;
   keys.s_stride = kKiviRows;
+  keys.ahead = ahead;
+  keys.ahead_bytes = run.kv.v_stride;
   key_products(keys);
   for (int h = 0; h < heads; ++h) {
     float* row = s + h * kKiviRows;
@@ -185,33 +188,54 @@ void AttendBlocksTarget(const AttendRun& run) {
   HWY_ALIGN float s[kBlockHeads * kKiviRows];
   const int64_t v_padded = run.partial_stride - kPartialTail;
   RowCursor at = run.start;
+  int64_t left = run.rows;    // rows not yet in a tile
+  int64_t left_in_chunk = 0;  // of those, in the chunk that the newest tile belongs to
+  const auto advance = [&](BlockTile& tile) {
+    if (left_in_chunk == 0) left_in_chunk = std::min(left, run.chunk_rows);
+    next_block(at, left_in_chunk, tile);
+    left -= tile.rows;
+    left_in_chunk -= tile.rows;
+  };
+  BlockTile tiles[2];
+  advance(tiles[0]);
   float* partial = run.partials;
-  for (int64_t done = 0; done < run.rows; done += run.chunk_rows, partial += run.n_q * run.partial_stride) {
-    for (int h = 0; h < run.n_q; ++h) {
-      float* p = partial + h * run.partial_stride;
-      std::fill(p, p + v_padded, 0.0f);
-      p[v_padded] = kNone;
-      p[v_padded + 1] = 0.0f;
-    }
-    int64_t left = std::min(run.chunk_rows, run.rows - done);
-    BlockTile tile;
-    for (; left > 0; left -= tile.rows) {
-      next_block(at, left, tile);
-      for (int head = 0; head < run.n_q; head += kBlockHeads) {
-        const int heads = std::min(kBlockHeads, run.n_q - head);
-        block_scores(run, tile, head, heads, s);
-        softmax_tile(s, kKiviRows, heads, kKiviRows, partial + head * run.partial_stride, run.partial_stride);
-        BlockValues values;
-        values.type = run.kv.v_type;
-        values.block = run.kv.v + row_offset(tile.block, run.kv.v_stride);
-        values.dim = run.kv.dim_v;
-        values.p = s;
-        values.p_stride = kKiviRows;
-        values.heads = heads;
-        values.sums = partial + head * run.partial_stride;
-        values.stride = run.partial_stride;
-        value_products(values);
+  int64_t done_in_chunk = 0;
+  for (int current = 0; tiles[current].rows > 0; current ^= 1) {
+    const BlockTile& tile = tiles[current];
+    BlockTile& next = tiles[current ^ 1];
+    advance(next);
+    if (done_in_chunk == 0) {
+      for (int h = 0; h < run.n_q; ++h) {
+        float* p = partial + h * run.partial_stride;
+        std::fill(p, p + v_padded, 0.0f);
+        p[v_padded] = kNone;
+        p[v_padded + 1] = 0.0f;
       }
+    }
+    // While keys are multiplied the block's values are prefetched, while values are summed the next block's keys.
+    const uint8_t* v = run.kv.v + row_offset(tile.block, run.kv.v_stride);
+    const uint8_t* next_k = next.rows > 0 ? run.kv.k + row_offset(next.block, run.kv.k_stride) : nullptr;
+    for (int head = 0; head < run.n_q; head += kBlockHeads) {
+      const int heads = std::min(kBlockHeads, run.n_q - head);
+      block_scores(run, tile, head, heads, head == 0 ? v : nullptr, s);
+      softmax_tile(s, kKiviRows, heads, kKiviRows, partial + head * run.partial_stride, run.partial_stride);
+      BlockValues values;
+      values.type = run.kv.v_type;
+      values.block = v;
+      values.dim = run.kv.dim_v;
+      values.p = s;
+      values.p_stride = kKiviRows;
+      values.heads = heads;
+      values.sums = partial + head * run.partial_stride;
+      values.stride = run.partial_stride;
+      values.ahead = head == 0 ? next_k : nullptr;
+      values.ahead_bytes = run.kv.k_stride;
+      value_products(values);
+    }
+    done_in_chunk += tile.rows;
+    if (done_in_chunk == run.chunk_rows || next.rows == 0) {
+      done_in_chunk = 0;
+      partial += run.n_q * run.partial_stride;
     }
   }
 }
@@ -224,7 +248,7 @@ void ScoreBlocksTarget(const AttendRun& run, float* dst, int64_t dst_stride) {
     next_block(at, run.rows - done, tile);
     for (int head = 0; head < run.n_q; head += kBlockHeads) {
       const int heads = std::min(kBlockHeads, run.n_q - head);
-      block_scores(run, tile, head, heads, s);
+      block_scores(run, tile, head, heads, nullptr, s);
       for (int h = 0; h < heads; ++h) {
         float* out = dst + (head + h) * dst_stride + done;
         for (int64_t t = 0; t < kKiviRows; ++t) {

@@ -28,6 +28,8 @@ struct BlockKeys {
   int heads = 0;
   float* s = nullptr;  // [heads][s_stride], 32 each
   int64_t s_stride = 0;
+  const uint8_t* ahead = nullptr;  // a block to prefetch meanwhile, or nullptr
+  int64_t ahead_bytes = 0;
 };
 struct BlockValues {
   KvType type = KvType::kKivi2;
@@ -38,6 +40,8 @@ struct BlockValues {
   int heads = 0;
   float* sums = nullptr;  // [heads][stride], added to
   int64_t stride = 0;
+  const uint8_t* ahead = nullptr;
+  int64_t ahead_bytes = 0;
 };
 
 namespace avx2 {

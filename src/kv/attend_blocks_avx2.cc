@@ -90,6 +90,13 @@ inline __m256i four_channels(const int8_t* value) {
 // Ends the computation of a and b here, so that GCC keeps sums in registers.
 inline void settle(__m256i& a, __m256i& b) { asm volatile("" : "+x"(a), "+x"(b)); }
 
+// Line `line` of the block that is wanted next. Requests are spread over the products: a burst of them waits for free
+// buffers.
+inline void prefetch(const uint8_t* ahead, int64_t bytes, int64_t line) {
+  if (ahead != nullptr && line * 64 < bytes)
+    _mm_prefetch(reinterpret_cast<const char*>(ahead + line * 64), _MM_HINT_T0);
+}
+
 // Sixteen rows of a block: with 2 bits those of bits 4 * kHalf and up, with 4 bits those of vector kHalf.
 template <int kBits, int kH, int kHalf>
 void sixteen_scores(const BlockKeys& b, const FoldedQuery* q) {
@@ -102,6 +109,7 @@ void sixteen_scores(const BlockKeys& b, const FoldedQuery* q) {
     const int64_t end = c0 + key_step(kBits) < b.dim ? c0 + key_step(kBits) : b.dim;
     __m256i sum[kH][2] = {};
     for (int64_t c = c0; c < end; c += 4) {
+      prefetch(b.ahead, b.ahead_bytes, kHalf * (b.dim / 4) + c / 4);
       const __m256i x = load(words + c / 4 * kVectors * 32);
       const __m256i first = _mm256_and_si256(_mm256_srli_epi16(x, kShift), mask);
       const __m256i second = _mm256_and_si256(_mm256_srli_epi16(x, kShift + kBits), mask);
@@ -147,11 +155,15 @@ void keys(const BlockKeys& b) {
 
 // Sixteen channels of a group (kPart 0: 0-15, 1: 16-31).
 template <int kBits, int kH, int kPart>
-void sixteen_channels(const uint8_t* codes, const TileWeights* w, const float* bias, float* sums, int64_t stride) {
+void sixteen_channels(const BlockValues& b, int64_t g, const TileWeights* w, const float* bias) {
+  const uint8_t* codes = b.block + g * kKiviRows * kKiviRows * kBits / 8;
+  float* sums = b.sums + g * kKiviRows;
+  const int64_t stride = b.stride;
   constexpr int kPairs = 4 / kBits;  // row pairs of a vector
   const __m256i mask = _mm256_set1_epi16((1 << kBits) - 1);
   __m256i sum[kH][2] = {};
   for (int64_t u = 0; u < 16 / kPairs; ++u) {
+    if (kPart == 0) prefetch(b.ahead, b.ahead_bytes, g * (16 / kPairs) + u);
     const __m256i x = load(codes + 32 * u);
 #pragma GCC unroll 2
     for (int m = 0; m < kPairs; ++m) {
@@ -219,10 +231,8 @@ void values_of(const BlockValues& b) {
       for (int h = 0; h < kH; ++h) w[g][h].round(product[g][h], amax[g][h], kKiviRows);
     }
     for (int64_t g = 0; g < n; ++g) {
-      const uint8_t* codes = b.block + (g0 + g) * group_bytes;
-      float* sums = b.sums + (g0 + g) * kKiviRows;
-      sixteen_channels<kBits, kH, 0>(codes, w[g], bias[g], sums, b.stride);
-      sixteen_channels<kBits, kH, 1>(codes, w[g], bias[g], sums, b.stride);
+      sixteen_channels<kBits, kH, 0>(b, g0 + g, w[g], bias[g]);
+      sixteen_channels<kBits, kH, 1>(b, g0 + g, w[g], bias[g]);
     }
   }
 }
