@@ -111,18 +111,18 @@ HWY_INLINE bool integer_products() {
 #endif
 }
 
-HWY_INLINE void key_products(const BlockKeys& b) {
+HWY_INLINE void key_products(const BlockKeys* b, int n) {
 #if defined(__x86_64__)
-  if (integer_products()) return avx2::block_key_product(b);
+  if (integer_products()) return avx2::block_key_products(b, n);
 #endif
-  block_keys(b);
+  for (int i = 0; i < n; ++i) block_keys(b[i]);
 }
 
-HWY_INLINE void value_products(const BlockValues& b) {
+HWY_INLINE void value_products(const BlockValues* b, int n) {
 #if defined(__x86_64__)
-  if (integer_products()) return avx2::block_value_product(b);
+  if (integer_products()) return avx2::block_value_products(b, n);
 #endif
-  block_values(b);
+  for (int i = 0; i < n; ++i) block_values(b[i]);
 }
 
 // The part of a run inside one block: bit t of `mask` stands for its row t.
@@ -154,56 +154,95 @@ bool next_block(RowCursor& at, int64_t limit, BlockTile& tile) {
   return tile.rows > 0;
 }
 
-// ahead: the block to prefetch meanwhile, or nullptr.
-void block_scores(const AttendRun& run, const BlockTile& tile, int head, int heads, const uint8_t* ahead, float* s) {
+// Consecutive tiles of a run that are attended in one step.
+struct BlockTiles {
+  BlockTile tile[kBlocksAtOnce];
+  int n = 0;
+};
+constexpr int64_t kScoreStride = kBlocksAtOnce * kKiviRows;
+
+// Scores of `heads` heads over tiles, [heads][kScoreStride], softcap and then the rows' bias applied, -inf for rows
+// that are not in the run. ahead: whether to prefetch the blocks' values meanwhile.
+void block_scores(const AttendRun& run, const BlockTiles& tiles, int head, int heads, bool ahead, float* s) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
-  BlockKeys keys;
-  keys.type = run.kv.k_type;
-  keys.block = run.kv.k + row_offset(tile.block, run.kv.k_stride);
-  keys.dim = run.kv.dim_k;
-  keys.q = run.q + head * run.q_stride;
-  keys.q_stride = run.q_stride;
-  keys.heads = heads;
-  keys.s = s;
-  keys.s_stride = kKiviRows;
-  keys.ahead = ahead;
-  keys.ahead_bytes = run.kv.v_stride;
-  key_products(keys);
-  for (int h = 0; h < heads; ++h) {
-    float* row = s + h * kKiviRows;
-    if (run.softcap > 0.0f) cap_scores(row, kKiviRows, run.softcap);
-    if (run.kv.bias != nullptr) {
-      const float* bias = run.kv.bias + tile.block * kKiviRows;
-      for (int64_t t = 0; t < kKiviRows; ++t) {
-        if (tile.mask >> t & 1) row[t] += bias[t];
-      }
-    }
-    if (tile.rows == kKiviRows) continue;
-    for (int64_t t = 0; t < kKiviRows; ++t) row[t] = tile.mask >> t & 1 ? row[t] : kNone;
+  BlockKeys keys[kBlocksAtOnce];
+  for (int i = 0; i < tiles.n; ++i) {
+    keys[i].type = run.kv.k_type;
+    keys[i].block = run.kv.k + row_offset(tiles.tile[i].block, run.kv.k_stride);
+    keys[i].dim = run.kv.dim_k;
+    keys[i].q = run.q + head * run.q_stride;
+    keys[i].q_stride = run.q_stride;
+    keys[i].heads = heads;
+    keys[i].s = s + i * kKiviRows;
+    keys[i].s_stride = kScoreStride;
+    keys[i].ahead = ahead ? run.kv.v + row_offset(tiles.tile[i].block, run.kv.v_stride) : nullptr;
+    keys[i].ahead_bytes = run.kv.v_stride;
   }
+  key_products(keys, tiles.n);
+  for (int h = 0; h < heads; ++h) {
+    if (run.softcap > 0.0f) cap_scores(s + h * kScoreStride, tiles.n * kKiviRows, run.softcap);
+    for (int i = 0; i < tiles.n; ++i) {
+      const BlockTile& tile = tiles.tile[i];
+      float* row = s + h * kScoreStride + i * kKiviRows;
+      if (run.kv.bias != nullptr) {
+        const float* bias = run.kv.bias + tile.block * kKiviRows;
+        for (int64_t t = 0; t < kKiviRows; ++t) {
+          if (tile.mask >> t & 1) row[t] += bias[t];
+        }
+      }
+      if (tile.rows == kKiviRows) continue;
+      for (int64_t t = 0; t < kKiviRows; ++t) row[t] = tile.mask >> t & 1 ? row[t] : kNone;
+    }
+  }
+}
+
+// next: the tiles whose keys to prefetch meanwhile, or nullptr.
+void block_sums(const AttendRun& run, const BlockTiles& tiles, const float* p, int heads, const BlockTiles* next,
+                float* sums) {
+  BlockValues values[kBlocksAtOnce];
+  for (int i = 0; i < tiles.n; ++i) {
+    values[i].type = run.kv.v_type;
+    values[i].block = run.kv.v + row_offset(tiles.tile[i].block, run.kv.v_stride);
+    values[i].dim = run.kv.dim_v;
+    values[i].p = p + i * kKiviRows;
+    values[i].p_stride = kScoreStride;
+    values[i].heads = heads;
+    values[i].sums = sums;
+    values[i].stride = run.partial_stride;
+    const bool wanted = next != nullptr && i < next->n;
+    values[i].ahead = wanted ? run.kv.k + row_offset(next->tile[i].block, run.kv.k_stride) : nullptr;
+    values[i].ahead_bytes = run.kv.k_stride;
+  }
+  value_products(values, tiles.n);
 }
 
 void AttendBlocksTarget(const AttendRun& run) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
-  HWY_ALIGN float s[kBlockHeads * kKiviRows];
+  HWY_ALIGN float s[kBlockHeads * kScoreStride];
   const int64_t v_padded = run.partial_stride - kPartialTail;
   RowCursor at = run.start;
   int64_t left = run.rows;    // rows not yet in a tile
   int64_t left_in_chunk = 0;  // of those, in the chunk that the newest tile belongs to
-  const auto advance = [&](BlockTile& tile) {
+  int64_t rows[2];
+  const auto advance = [&](BlockTiles& tiles) {
     if (left_in_chunk == 0) left_in_chunk = std::min(left, run.chunk_rows);
-    next_block(at, left_in_chunk, tile);
-    left -= tile.rows;
-    left_in_chunk -= tile.rows;
+    int64_t taken = 0;
+    for (tiles.n = 0; tiles.n < kBlocksAtOnce && taken < left_in_chunk; ++tiles.n) {
+      next_block(at, left_in_chunk - taken, tiles.tile[tiles.n]);
+      taken += tiles.tile[tiles.n].rows;
+    }
+    left -= taken;
+    left_in_chunk -= taken;
+    return taken;
   };
-  BlockTile tiles[2];
-  advance(tiles[0]);
+  BlockTiles steps[2];
+  rows[0] = advance(steps[0]);
   float* partial = run.partials;
   int64_t done_in_chunk = 0;
-  for (int current = 0; tiles[current].rows > 0; current ^= 1) {
-    const BlockTile& tile = tiles[current];
-    BlockTile& next = tiles[current ^ 1];
-    advance(next);
+  for (int current = 0; rows[current] > 0; current ^= 1) {
+    const BlockTiles& tiles = steps[current];
+    BlockTiles& next = steps[current ^ 1];
+    rows[current ^ 1] = advance(next);
     if (done_in_chunk == 0) {
       for (int h = 0; h < run.n_q; ++h) {
         float* p = partial + h * run.partial_stride;
@@ -212,28 +251,16 @@ void AttendBlocksTarget(const AttendRun& run) {
         p[v_padded + 1] = 0.0f;
       }
     }
-    // While keys are multiplied the block's values are prefetched, while values are summed the next block's keys.
-    const uint8_t* v = run.kv.v + row_offset(tile.block, run.kv.v_stride);
-    const uint8_t* next_k = next.rows > 0 ? run.kv.k + row_offset(next.block, run.kv.k_stride) : nullptr;
+    // While keys are multiplied the tiles' values are prefetched, while values are summed the next tiles' keys.
     for (int head = 0; head < run.n_q; head += kBlockHeads) {
       const int heads = std::min(kBlockHeads, run.n_q - head);
-      block_scores(run, tile, head, heads, head == 0 ? v : nullptr, s);
-      softmax_tile(s, kKiviRows, heads, kKiviRows, partial + head * run.partial_stride, run.partial_stride);
-      BlockValues values;
-      values.type = run.kv.v_type;
-      values.block = v;
-      values.dim = run.kv.dim_v;
-      values.p = s;
-      values.p_stride = kKiviRows;
-      values.heads = heads;
-      values.sums = partial + head * run.partial_stride;
-      values.stride = run.partial_stride;
-      values.ahead = head == 0 ? next_k : nullptr;
-      values.ahead_bytes = run.kv.k_stride;
-      value_products(values);
+      float* sums = partial + head * run.partial_stride;
+      block_scores(run, tiles, head, heads, head == 0, s);
+      softmax_tile(s, kScoreStride, heads, tiles.n * kKiviRows, sums, run.partial_stride);
+      block_sums(run, tiles, s, heads, head == 0 ? &next : nullptr, sums);
     }
-    done_in_chunk += tile.rows;
-    if (done_in_chunk == run.chunk_rows || next.rows == 0) {
+    done_in_chunk += rows[current];
+    if (done_in_chunk == run.chunk_rows || rows[current ^ 1] == 0) {
       done_in_chunk = 0;
       partial += run.n_q * run.partial_stride;
     }
@@ -241,18 +268,20 @@ void AttendBlocksTarget(const AttendRun& run) {
 }
 
 void ScoreBlocksTarget(const AttendRun& run, float* dst, int64_t dst_stride) {
-  HWY_ALIGN float s[kBlockHeads * kKiviRows];
+  HWY_ALIGN float s[kBlockHeads * kScoreStride];
   RowCursor at = run.start;
-  BlockTile tile;
+  BlockTiles tiles;
+  tiles.n = 1;
+  const BlockTile& tile = tiles.tile[0];
   for (int64_t done = 0; done < run.rows; done += tile.rows) {
-    next_block(at, run.rows - done, tile);
+    next_block(at, run.rows - done, tiles.tile[0]);
     for (int head = 0; head < run.n_q; head += kBlockHeads) {
       const int heads = std::min(kBlockHeads, run.n_q - head);
-      block_scores(run, tile, head, heads, nullptr, s);
+      block_scores(run, tiles, head, heads, false, s);
       for (int h = 0; h < heads; ++h) {
         float* out = dst + (head + h) * dst_stride + done;
         for (int64_t t = 0; t < kKiviRows; ++t) {
-          if (tile.mask >> t & 1) *out++ = s[h * kKiviRows + t];
+          if (tile.mask >> t & 1) *out++ = s[h * kScoreStride + t];
         }
       }
     }

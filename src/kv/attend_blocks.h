@@ -18,6 +18,9 @@ namespace longkv {
 void attend_blocks_run(const AttendRun& run);
 void score_blocks_run(const AttendRun& run, float* dst, int64_t dst_stride);
 
+// Blocks whose products are formed side by side: each step of one waits for the step before.
+inline constexpr int kBlocksAtOnce = 2;
+
 // The products of a block for `heads` (1 to 4) query heads.
 struct BlockKeys {
   KvType type = KvType::kKivi2;
@@ -45,8 +48,9 @@ struct BlockValues {
 };
 
 namespace avx2 {
-void block_key_product(const BlockKeys& b);
-void block_value_product(const BlockValues& b);
+// `n` <= kBlocksAtOnce blocks of the same type, channels and heads.
+void block_key_products(const BlockKeys* b, int n);
+void block_value_products(const BlockValues* b, int n);
 }  // namespace avx2
 
 }  // namespace longkv

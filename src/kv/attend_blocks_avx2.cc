@@ -135,21 +135,25 @@ void sixteen_scores(const BlockKeys& b, const FoldedQuery* q) {
 }
 
 template <int kBits, int kH>
-void keys_of(const BlockKeys& b) {
-  FoldedQuery q[kH];
-  const uint8_t* scales = b.block + b.dim * kKiviRows * kBits / 8;
-  fold<kH>(b, scales, scales + 2 * b.dim, q);
-  sixteen_scores<kBits, kH, 0>(b, q);
-  sixteen_scores<kBits, kH, 1>(b, q);
+void keys_of(const BlockKeys* b, int n) {
+  FoldedQuery q[kBlocksAtOnce][kH];
+  for (int i = 0; i < n; ++i) {
+    const uint8_t* scales = b[i].block + b[i].dim * kKiviRows * kBits / 8;
+    fold<kH>(b[i], scales, scales + 2 * b[i].dim, q[i]);
+  }
+  for (int i = 0; i < n; ++i) {
+    sixteen_scores<kBits, kH, 0>(b[i], q[i]);
+    sixteen_scores<kBits, kH, 1>(b[i], q[i]);
+  }
 }
 
 template <int kBits>
-void keys(const BlockKeys& b) {
-  switch (b.heads) {
-    case 1: return keys_of<kBits, 1>(b);
-    case 2: return keys_of<kBits, 2>(b);
-    case 3: return keys_of<kBits, 3>(b);
-    default: return keys_of<kBits, 4>(b);
+void keys(const BlockKeys* b, int n) {
+  switch (b->heads) {
+    case 1: return keys_of<kBits, 1>(b, n);
+    case 2: return keys_of<kBits, 2>(b, n);
+    case 3: return keys_of<kBits, 3>(b, n);
+    default: return keys_of<kBits, 4>(b, n);
   }
 }
 
@@ -189,19 +193,17 @@ void sixteen_channels(const BlockValues& b, int64_t g, const TileWeights* w, con
   }
 }
 
-// A block's values of up to kStep groups of channels. Weights of all groups and heads are formed side by side, since
-// each is a chain of latencies.
-template <int kBits, int kH>
-void values_of(const BlockValues& b) {
-  constexpr int64_t kStep = 4;
-  const int64_t groups = b.dim / kKiviRows, group_bytes = kKiviRows * kKiviRows * kBits / 8;
-  const uint8_t* scales = b.block + groups * group_bytes;
-  const uint8_t* minima = scales + 2 * b.dim;
-  for (int64_t g0 = 0; g0 < groups; g0 += kStep) {
-    const int64_t n = groups - g0 < kStep ? groups - g0 : kStep;
-    alignas(32) float product[kStep][kH][kKiviRows];
-    float amax[kStep][kH], bias[kStep][kH];
-    TileWeights w[kStep][kH];
+// The weights of a block's groups for all heads: products with the rows' scales, and what is made of them.
+constexpr int64_t kGroupsAtOnce = 4;
+template <int kH>
+struct BlockWeights {
+  alignas(32) float product[kGroupsAtOnce][kH][kKiviRows];
+  float amax[kGroupsAtOnce][kH];
+  float bias[kGroupsAtOnce][kH];  // sums of weight * minimum
+  TileWeights rounded[kGroupsAtOnce][kH];
+
+  // scales, minima: of the first of n groups.
+  void multiply(const BlockValues& b, const uint8_t* scales, const uint8_t* minima, int64_t n) {
     for (int64_t g = 0; g < n; ++g) {
       __m256 sum[kH];
       __m256i top[kH];
@@ -210,7 +212,7 @@ void values_of(const BlockValues& b) {
         top[h] = _mm256_setzero_si256();
       }
       for (int64_t r = 0; r < kKiviRows; r += 8) {
-        const int64_t at = 2 * ((g0 + g) * kKiviRows + r);
+        const int64_t at = 2 * (g * kKiviRows + r);
         const __m256 scale = load_halves(scales + at), minimum = load_halves(minima + at);
 #pragma GCC unroll 4
         for (int h = 0; h < kH; ++h) {
@@ -227,30 +229,52 @@ void values_of(const BlockValues& b) {
         bias[g][h] = lane_sum(sum[h]);
       }
     }
+  }
+
+  void round(int64_t n) {
     for (int64_t g = 0; g < n; ++g) {
-      for (int h = 0; h < kH; ++h) w[g][h].round(product[g][h], amax[g][h], kKiviRows);
+      for (int h = 0; h < kH; ++h) rounded[g][h].round(product[g][h], amax[g][h], kKiviRows);
     }
-    for (int64_t g = 0; g < n; ++g) {
-      sixteen_channels<kBits, kH, 0>(b, g0 + g, w[g], bias[g]);
-      sixteen_channels<kBits, kH, 1>(b, g0 + g, w[g], bias[g]);
+  }
+};
+
+// Weights of some groups, of all heads and of both blocks are formed side by side, since each is a chain of latencies.
+template <int kBits, int kH>
+void values_of(const BlockValues* b, int n) {
+  const int64_t groups = b->dim / kKiviRows, code_bytes = b->dim * kKiviRows * kBits / 8;
+  BlockWeights<kH> w[kBlocksAtOnce];
+  for (int64_t g0 = 0; g0 < groups; g0 += kGroupsAtOnce) {
+    const int64_t count = groups - g0 < kGroupsAtOnce ? groups - g0 : kGroupsAtOnce;
+    for (int i = 0; i < n; ++i) {
+      const uint8_t* scales = b[i].block + code_bytes + 2 * g0 * kKiviRows;
+      w[i].multiply(b[i], scales, scales + 2 * b[i].dim, count);
+    }
+    for (int i = 0; i < n; ++i) w[i].round(count);
+    for (int i = 0; i < n; ++i) {
+      for (int64_t g = 0; g < count; ++g) {
+        sixteen_channels<kBits, kH, 0>(b[i], g0 + g, w[i].rounded[g], w[i].bias[g]);
+        sixteen_channels<kBits, kH, 1>(b[i], g0 + g, w[i].rounded[g], w[i].bias[g]);
+      }
     }
   }
 }
 
 template <int kBits>
-void values(const BlockValues& b) {
-  switch (b.heads) {
-    case 1: return values_of<kBits, 1>(b);
-    case 2: return values_of<kBits, 2>(b);
-    case 3: return values_of<kBits, 3>(b);
-    default: return values_of<kBits, 4>(b);
+void values(const BlockValues* b, int n) {
+  switch (b->heads) {
+    case 1: return values_of<kBits, 1>(b, n);
+    case 2: return values_of<kBits, 2>(b, n);
+    case 3: return values_of<kBits, 3>(b, n);
+    default: return values_of<kBits, 4>(b, n);
   }
 }
 
 }  // namespace
 
-void block_key_product(const BlockKeys& b) { b.type == KvType::kKivi2 ? keys<2>(b) : keys<4>(b); }
+void block_key_products(const BlockKeys* b, int n) { b->type == KvType::kKivi2 ? keys<2>(b, n) : keys<4>(b, n); }
 
-void block_value_product(const BlockValues& b) { b.type == KvType::kKivi2 ? values<2>(b) : values<4>(b); }
+void block_value_products(const BlockValues* b, int n) {
+  b->type == KvType::kKivi2 ? values<2>(b, n) : values<4>(b, n);
+}
 
 }  // namespace longkv::avx2
