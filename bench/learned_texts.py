@@ -7,6 +7,7 @@ installing anything, and writes emma.txt, northanger.txt, persuasion.txt, faq.tx
 import glob
 import gzip
 import html
+import os
 import re
 import struct
 import subprocess
@@ -60,6 +61,7 @@ def strings_of(serialised):
 
 
 def main(directory):
+    os.makedirs(directory, exist_ok=True)
     subprocess.run(["apt-get", "download", *PACKAGES], cwd=directory, check=True)
     for package in PACKAGES:
         (archive,) = glob.glob(f"{directory}/{package}_*.deb")
