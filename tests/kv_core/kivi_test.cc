@@ -127,6 +127,33 @@ Rounding rounding_of(const BlockHead& head, const float* q, double scale, const 
   return r;
 }
 
+// Outputs by the scores that were returned: what rounding queries does to those is not allowed for again.
+void expect_sums_of(const BlockHead& head, const float* q, const std::vector<float>& scores, const float* out,
+                    std::span<const RowRange> ranges, double scale, const std::string& what) {
+  test::AttentionRef own;
+  own.scores.assign(scores.begin(), scores.end());
+  const double top = *std::max_element(own.scores.begin(), own.scores.end());
+  const int dim = head.view.dim_v;
+  std::vector<double> sums(static_cast<size_t>(dim), 0.0);
+  double sum = 0.0, largest = 0.0;
+  size_t at = 0;
+  for (const RowRange& range : ranges) {
+    for (int64_t row = range.begin; row < range.end; ++row) {
+      const double p = std::exp(own.scores[at++] - top);
+      sum += p;
+      for (int c = 0; c < dim; ++c) {
+        const double v = head.v32[size_t(row * dim + c)];
+        sums[size_t(c)] += p * v;
+        largest = std::max(largest, std::abs(v));
+      }
+    }
+  }
+  constexpr double kEps = std::numeric_limits<float>::epsilon();
+  const double tolerance =
+      rounding_of(head, q, scale, own, ranges).out + kEps * (64.0 + 2.0 * double(scores.size())) * largest;
+  for (int c = 0; c < dim; ++c) ASSERT_NEAR(out[c], sums[size_t(c)] / sum, tolerance) << what << " channel " << c;
+}
+
 void expect_equals_decoded(const BlockHead& head, const float* q, int n_q, std::span<const RowRange> ranges,
                            const AttendParams& params, ThreadPool& pool, const std::string& what) {
   const int dim_k = head.view.dim_k, dim_v = head.view.dim_v;
@@ -152,6 +179,10 @@ void expect_equals_decoded(const BlockHead& head, const float* q, int n_q, std::
     }
     for (int c = 0; c < dim_v; ++c) {
       ASSERT_NEAR(out[size_t(h * dim_v + c)], ref.out[size_t(c)], ref.out_tolerance) << what << " channel " << c;
+    }
+    if (rounds) {
+      expect_sums_of(head, q + h * dim_k, {scores.begin() + h * rows, scores.begin() + (h + 1) * rows},
+                     out.data() + h * dim_v, ranges, params.scale, what);
     }
   }
 }
