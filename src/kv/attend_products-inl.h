@@ -270,9 +270,10 @@ HWY_INLINE void value_slice(const ValueProduct& product, int64_t c0, const float
 }
 
 // Vectors per slice: 16 registers hold the sums, a row's vector and the weights; 32 where AVX-512 has them.
-template <int kH>
+template <KvType kType, int kH>
 constexpr int slice_vectors() {
-  return kH == 4 && HWY_MAX_BYTES < 64 ? 2 : 4;
+  // Bytes of fp8 take a mask and a step more: with twelve sums GCC keeps some of those in memory.
+  return (kH == 4 || (kH == 3 && kType == KvType::kFp8)) && HWY_MAX_BYTES < 64 ? 2 : 4;
 }
 
 // The slices of one group, kVectors vectors each, from vector kFirst on.
@@ -286,7 +287,7 @@ HWY_INLINE void group_slices(const ValueProduct& a, int64_t g, const float* weig
 
 template <KvType kType, int kH>
 void value_product_quantized(const ValueProduct& a) {
-  constexpr int kVectors = slice_vectors<kH>() < kGroupVectors ? slice_vectors<kH>() : kGroupVectors;
+  constexpr int kVectors = slice_vectors<kType, kH>() < kGroupVectors ? slice_vectors<kType, kH>() : kGroupVectors;
   const DF d;
   const int64_t padded = padded_rows(a.rows);
   HWY_ALIGN float weight[kH * kAttendTileMax];  // one group's weights times scales
@@ -317,7 +318,7 @@ void value_product_of(const ValueProduct& product) {
     }
     a.p = scaled;
   }
-  constexpr int kVectors = slice_vectors<kH>();
+  constexpr int kVectors = slice_vectors<kType, kH>();
   const DF d;
   bool prefetch = a.ahead != nullptr;
   int64_t c = 0;
