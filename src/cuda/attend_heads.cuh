@@ -110,8 +110,8 @@ struct HeadSums {
       for (int w = 0; w < kWarps; ++w) all = fmaxf(all, maxima[w][h]);
       for (int w = 0; w < kWarps; ++w) total += sums[w][h] * exp2_fast(maxima[w][h] - all);
       const int64_t to = scratch.at(first_head + h, split);
-      scratch.out[to * kDim + channel] = total > 0.0f ? merged[h][channel] / total : 0.0f;
-      if (channel == 0) scratch.lse[to] = total > 0.0f ? all * kLn2 + logf(total) : kMinusInfinity;
+      scratch.out[to * kDim + channel] = total != 0.0f ? merged[h][channel] / total : 0.0f;
+      if (channel == 0) scratch.lse[to] = total != 0.0f ? all * kLn2 + logf(total) : kMinusInfinity;
     }
   }
 };

@@ -5,7 +5,6 @@
 // product is free, so a lane loads 16 bytes (8 channels) and the queries are loaded in the same order. A fragment of V
 // wants pairs of rows of one channel: a lane loads the same 8 channels of two rows and interleaves them; instance j of
 // the product then covers channels 8 n + j.
-#include "cuda/attend_quant.cuh"
 #include "cuda/attend_token.cuh"
 #include "cuda/row_groups.cuh"
 
@@ -41,6 +40,13 @@ struct Fp8 {
   using Value = __half;
   using Raw = RawE4m3;
   static constexpr bool kRuns = false, kRowScales = true;
+};
+
+struct TokenArgs {
+  AttendArgs a;
+  TileList list;
+  const int64_t* position;
+  DecodeScratch scratch;
 };
 
 // kRing: some rows lie elsewhere (cuda/old.h).
@@ -224,7 +230,6 @@ Status attend_token(const AttendArgs& a, const TileList& list, const int64_t* po
                     CardStreamHandle stream) {
   const TokenArgs p{a, list, position, scratch};
   if (a.kv.ring > 0) return run<Half, true>(p, stream);
-  if (attends_quant(a.kv)) return attend_quant(p, stream);
   if (a.kv.type == KvType::kF16) return run<Half>(p, stream);
   if (a.kv.type == KvType::kBf16) return run<Bfloat>(p, stream);
   if (a.kv.type == KvType::kQ4_0) return run<Quant4>(p, stream);

@@ -152,8 +152,8 @@ struct TokenSums {
         if (maxima[w][h] != kMinusInfinity) total += sums[w][h] * exp2_fast(maxima[w][h] - all);
       }
       const int64_t at = scratch.at(first_head + h, split);
-      scratch.out[at * kDim + channel] = total > 0.0f ? merged[h][channel] / total : 0.0f;
-      if (channel == 0) scratch.lse[at] = total > 0.0f ? all * kLn2 + logf(total) : kMinusInfinity;
+      scratch.out[at * kDim + channel] = total != 0.0f ? merged[h][channel] / total : 0.0f;
+      if (channel == 0) scratch.lse[at] = total != 0.0f ? all * kLn2 + logf(total) : kMinusInfinity;
     }
   }
 };

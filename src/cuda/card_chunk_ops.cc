@@ -19,7 +19,10 @@ int64_t card_learn_bytes(const ModelConfig& c, int64_t context, int64_t tokens) 
   const int64_t channels =
       int64_t(c.kv_heads) * (c.head_dim_k + 1) * kGramRows * (c.dim + 2 * c.heads / c.kv_heads * c.head_dim_v) * 4;
   const int64_t grams = channels + int64_t(c.dim) * c.heads * c.head_dim_v * 4 + (int64_t(128) << 20);
-  return kTileBytes + kProductBytes + kAttentionBytes + kCardGemmWorkspace + rows + queries + grams;
+  // Scores of the chunk's own rows and their gradient are never cut.
+  const int64_t own = 2 * int64_t(c.heads) * tokens * std::max<int64_t>(tokens, 64) * 4;
+  const int64_t attention = std::max(kAttentionBytes, own + kProductBytes);
+  return kTileBytes + kProductBytes + attention + kCardGemmWorkspace + rows + queries + grams;
 }
 
 }  // namespace longkv

@@ -1,5 +1,5 @@
-// Products on the card through cuBLASLt, which is loaded when the first prompt needs it, so that the program starts on
-// machines without it.
+// Products on the card through cuBLASLt, which is loaded when the first prompt or learning needs it, so that the
+// program starts on machines without it.
 #pragma once
 
 #include <array>
