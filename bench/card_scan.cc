@@ -88,7 +88,8 @@ int main(int argc, char** argv) {
   auto* position = reinterpret_cast<int64_t*>(memory(16));
   const int64_t last = tokens - 1;
   check(cudaMemcpy(position, &last, 8, cudaMemcpyHostToDevice));
-  const auto scratch = card::BitsScratch::at(memory(card::BitsScratch::bytes(kHeads, kKvHeads, kBlock, blocks)), kHeads);
+  const auto scratch =
+      card::BitsScratch::at(memory(card::BitsScratch::bytes(kHeads, kKvHeads, kBlock, blocks)), kHeads);
   auto* scores = reinterpret_cast<float*>(memory(card::score_bytes(kKvHeads, blocks)));
   const card::ChoiceRules rules{4096, 16, 64, false, false};
   const int64_t stride = rules.tiles(kBlock);

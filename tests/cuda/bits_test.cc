@@ -50,7 +50,8 @@ TEST(CardBits, SharesOfMassAsInDouble) {
                                   card::place_kv(KvType::kF16, c.kv_heads, c.dim, capacity, halves.data()), nullptr));
     const auto keys = halves.read<uint16_t>(c.kv_heads * capacity * c.dim);
     const OnCard index(card::bits_bytes(c.block, c.kv_heads, c.dim, blocks)),
-        scratch(card::BitsScratch::bytes(c.heads, c.kv_heads, c.block, blocks)), scores(card::score_bytes(c.kv_heads, blocks));
+        scratch(card::BitsScratch::bytes(c.heads, c.kv_heads, c.block, blocks)),
+        scores(card::score_bytes(c.kv_heads, blocks));
     const card::CardBits bits =
         card::place_bits(c.block, c.kv_heads, c.dim, blocks, c.rotate, c.unbiased, index.data());
     // All but the last row at once, that one as a decoded token's.
