@@ -62,7 +62,7 @@ double row_time(const Shape& shape, int64_t bytes, int rounds, ThreadPool& pool)
   }
   run.rows = piece;
   run.chunk_rows = 1024;
-  run.partial_stride = q_stride + 2;
+  run.partial_stride = q_stride + kPartialTail;
   std::vector<float> partials(size_t((piece / run.chunk_rows + 1) * shape.group * run.partial_stride));
   run.partials = partials.data();
   std::vector<double> times;

@@ -23,6 +23,7 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr int kBlockHeads = 4;
+static_assert(kBlockHeads <= kSoftmaxHeads);
 // Words of a vector of codes: at most eight lanes are used.
 using DW = hn::CappedTag<float, 8>;
 using VW = hn::Vec<DW>;

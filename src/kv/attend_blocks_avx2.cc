@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kMaxDim = 1024;
 // Channels whose 16-bit sums of products are widened together: 4 * 2 * 127 * levels per step of four must stay below
-// 2^15 over kKeyStep / 4 steps.
+// 2^15 over key_step(bits) / 4 steps.
 constexpr int64_t key_step(int bits) { return bits == 2 ? 128 : 32; }
 
 inline __m256i load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }

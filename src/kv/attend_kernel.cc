@@ -25,6 +25,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // Most heads whose scores are formed while a K row is in registers.
 constexpr int kHeads = 4;
+static_assert(kHeads <= kSoftmaxHeads);
 
 // Rows of a tile, from the stored row's size alone. While keys are multiplied the tile's values are prefetched, and
 // while values are summed the next tile's keys: short tiles keep those requests evenly spread (of 8 to 64 rows, these

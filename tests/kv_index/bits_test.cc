@@ -219,18 +219,21 @@ TEST(Bits, BlockScoreIsTheLogOfItsTokensMassOrTheirMaximum) {
 }
 
 TEST(Bits, OnlyTokensThatAreNotFiniteScoreSo) {
-  for (const int64_t block : {1, 4, 16, 32}) {
-    Keys keys(KvType::kF32, 200, 64, 78);
-    std::vector<float> bad(64, 1.0f);
-    bad[5] = NAN;
-    keys.set_row(70, bad);
-    auto index = build_index({.kind = IndexKind::kBits, .block = block}, index_shape(1, 2, 64), 200);
-    index->append(0, keys.view(200), 0, 200);
-    const auto q = normal_values(128, 17);
-    const int64_t blocks = index->blocks(0);
-    const auto s = scores_of(*index, 0, q, 2, 0, blocks);
-    for (int64_t i = 0; i < 2 * blocks; ++i) {
-      EXPECT_EQ(std::isfinite(s[size_t(i)]), i % blocks != 70 / block) << "block " << block << " place " << i;
+  for (const float value : {NAN, -NAN, INFINITY, -INFINITY}) {
+    for (const int64_t block : {1, 4, 16, 32}) {
+      Keys keys(KvType::kF32, 200, 64, 78);
+      std::vector<float> bad(64, 1.0f);
+      bad[5] = value;
+      keys.set_row(70, bad);
+      auto index = build_index({.kind = IndexKind::kBits, .block = block}, index_shape(1, 2, 64), 200);
+      index->append(0, keys.view(200), 0, 200);
+      const auto q = normal_values(128, 17);
+      const int64_t blocks = index->blocks(0);
+      const auto s = scores_of(*index, 0, q, 2, 0, blocks);
+      for (int64_t i = 0; i < 2 * blocks; ++i) {
+        EXPECT_EQ(std::isfinite(s[size_t(i)]), i % blocks != 70 / block)
+            << value << " block " << block << " place " << i << " score " << s[size_t(i)];
+      }
     }
   }
 }

@@ -159,18 +159,22 @@ TEST(VectorKinds, RowByRowEqualsAtOnceEqualsRebuiltAfterTruncate) {
 
 TEST(VectorKinds, ABlocksScoreDoesNotDependOnTheRange) {
   const int dim = 32;
-  const Keys keys(KvType::kF32, 200, dim, 31);
+  constexpr int64_t n = 1200, blocks = n / 4;  // more tiles of blocks than are scanned together
+  const Keys keys(KvType::kF32, n, dim, 31);
   const auto q = normal_values(9 * dim, 7);  // more query heads than one pass takes
-  for (const IndexSpec& spec : vector_specs(4)) {
-    auto index = build_index(spec, index_shape(1, 9, dim), 200);
-    index->append(0, keys.view(200), 0, 200);
-    const auto all = scores_of(*index, 0, q, 9, 0, 50);
-    for (int64_t begin = 0; begin < 50; begin += 3) {
-      for (int64_t end = begin + 1; end <= 50; end += 7) {
-        const auto part = scores_of(*index, 0, q, 9, begin, end);
-        for (int j = 0; j < 9; ++j) {
-          for (int64_t b = begin; b < end; ++b) {
-            ASSERT_EQ(part[size_t(j * (end - begin) + b - begin)], all[size_t(j * 50 + b)]);
+  for (const IsaLevel level : available_isa_levels()) {
+    ASSERT_TRUE(set_active_isa(level).ok());
+    for (const IndexSpec& spec : vector_specs(4)) {
+      auto index = build_index(spec, index_shape(1, 9, dim), n);
+      index->append(0, keys.view(n), 0, n);
+      const auto all = scores_of(*index, 0, q, 9, 0, blocks);
+      for (int64_t begin = 0; begin < blocks; begin += 37) {
+        for (int64_t end = begin + 1; end <= blocks; end += 53) {
+          const auto part = scores_of(*index, 0, q, 9, begin, end);
+          for (int j = 0; j < 9; ++j) {
+            for (int64_t b = begin; b < end; ++b) {
+              ASSERT_EQ(part[size_t(j * (end - begin) + b - begin)], all[size_t(j * blocks + b)]);
+            }
           }
         }
       }

@@ -48,7 +48,7 @@ TEST(TopK, LargestScoresTiesToTheLowerIndexNanLast) {
 TEST(Aggregate, MatchesDouble) {
   for (const IsaLevel level : available_isa_levels()) {
     ASSERT_TRUE(set_active_isa(level).ok());
-    for (const int heads : {1, 2, 3, 7, 8}) {
+    for (const int heads : {1, 2, 3, 7, 8, 9, 17}) {
       for (const int64_t n : {1, 5, 8, 33}) {
         const int64_t stride = n + 3;
         Rng rng(uint64_t(heads * 100 + n));

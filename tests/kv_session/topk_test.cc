@@ -97,7 +97,7 @@ TEST_P(TopK, BestOnesTogether) {
   for (int64_t at : {0, 4000, 39900}) {
     auto s = made(Kind::kNormal, 40001, engine);
     for (int64_t i = 0; i < 101; ++i) s[size_t(at + i)] = 50.0f + float(i % 9);
-    for (int64_t k : {1, 50, 100, 101, 102, 700, 2500}) {
+    for (int64_t k : {1, 50, 100, 101, 102, 700, 2500, 6500, 7000}) {
       expect_best(s, k, "at " + std::to_string(at));
       if (HasFatalFailure()) return;
     }

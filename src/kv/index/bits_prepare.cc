@@ -118,7 +118,8 @@ void bits_write_token(const float* key, int64_t dim, int width, bool unbiased, u
     uint8_t* codes = tile + g * (kBitsGroup / 8) * kBitsTile;
     const float magnitude = width == 0 ? write_signs(key, channels, unbiased, codes, t)
                                        : write_levels(key, channels, width, unbiased, codes, t);
-    magnitudes[g * kBitsTile + bits_magnitude_at(t)] = to_f16(magnitude);
+    // NaN that x86 makes is negative; what is not finite is found as a large positive half.
+    magnitudes[g * kBitsTile + bits_magnitude_at(t)] = to_f16(std::abs(magnitude));
   }
 }
 

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <bit>
 
 #include "kv/index/bits_layout.h"
 
@@ -147,13 +146,16 @@ struct FixedTile {
 // Sums of all groups stay below 2^15: a group adds at most 248 * 2^shift.
 constexpr int shift_for(int64_t groups) { return groups <= 8 ? 4 : groups <= 16 ? 3 : 2; }
 
-// The largest magnitude of a tile as the bits of a half. Positive halves are ordered like whole numbers; from 0x7c00 on
-// they are not finite.
+// The largest magnitude of a tile as the bits of a half. Halves without their sign are ordered like whole numbers; from
+// 0x7c00 on they are not finite.
 int16_t largest_magnitude(const uint8_t* tile, int64_t groups) {
   const D16 d16;
   const auto* magnitudes = reinterpret_cast<const int16_t*>(tile + groups * (kBitsGroup / 8) * kBitsTile);
   V16 top = hn::Zero(d16);
-  for (int64_t i = 0; i < groups * kBitsTile; i += kShortLanes) top = hn::Max(top, hn::LoadU(d16, magnitudes + i));
+  const V16 unsigned_half = hn::Set(d16, int16_t(0x7fff));
+  for (int64_t i = 0; i < groups * kBitsTile; i += kShortLanes) {
+    top = hn::Max(top, hn::And(hn::LoadU(d16, magnitudes + i), unsigned_half));
+  }
   return hn::GetLane(hn::MaxOfLanes(d16, top));
 }
 

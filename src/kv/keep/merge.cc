@@ -12,6 +12,7 @@ namespace {
 
 constexpr float kNotSeen = -std::numeric_limits<float>::infinity();
 constexpr double kFloor = 1e-21;                                     // the release's guard of denominators
+constexpr double kLast = std::numeric_limits<double>::max();         // score of a link that nothing may come after
 constexpr int64_t kMaxCount = std::numeric_limits<uint16_t>::max();  // of a row, as the cache keeps it
 
 struct Link {
@@ -301,7 +302,7 @@ class Merger {
       const int64_t other = next_[size_t(r)];
       if (other >= int64_t(alive_.size()) || !may_merge(size_t(r), size_t(other))) continue;
       double score = link_score(size_t(r), size_t(other));
-      if (spec_.gamma > 0) score *= std::exp(-double(place) / spec_.gamma);
+      if (spec_.gamma > 0 && score < kLast) score *= std::exp(-double(place) / spec_.gamma);
       links.push_back({score, r, other});
     }
     std::sort(links.begin(), links.end(),
@@ -325,7 +326,7 @@ class Merger {
         cost = 0;
         for (MergeHead& head : heads_) cost += head.cost(a, b);
         // The release's shares have a denominator that can vanish; such a link comes last.
-        if (!std::isfinite(cost)) cost = std::numeric_limits<double>::max();
+        if (!std::isfinite(cost)) cost = kLast;
       }
       return cost;
     }

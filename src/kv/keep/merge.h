@@ -40,9 +40,9 @@ struct MergeRows {
 //   mass   (m_j + m_{j+1}) (n_j + n_{j+1}) exp(-j / gamma)      (gamma 0: without the last factor), or
 //   cost   sum_t |change of the sampled query's output|^2 / exp(j / gamma)
 // first (sums over the heads), no row in two links of one pass and at most a quarter of the rows in one pass; links
-// above max_count tokens are left out (0: no limit). links=chained takes all at once and lets them share rows: of a run
-// of links the first pair is merged, and the rows after it are lost. Where links run out, rows of least mass are
-// dropped. The survivor of a link is the older row.
+// above max_count tokens are left out (0: above 65,535, the most that a row can count). links=chained takes all at once
+// and lets them share rows: of a run of links the first pair is merged, and the rows after it are lost. Where links run
+// out, rows of least mass are dropped. The survivor of a link is the older row.
 //
 //   key share    norm: w1 / (w1 + w2)   mass: p = m1 / (m1 + m2)   mean: 1/2
 //                slimmer: A / (A + B), clamped; norms=query: A = sum_t a1 |1 - 2 a1| r1 - a1 a2 |v1 + v2 - 2 o|,

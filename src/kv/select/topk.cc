@@ -94,6 +94,7 @@ constexpr int64_t kMaxGroups = 8192, kMinGroup = 4;
 // Leaves in `entries` all scores that may be among the k best, by ascending index, when that is a small part of them.
 // At least k scores reach the k-th largest of the maxima of groups; with four times as many groups as k, hardly more.
 bool narrow(const float* scores, int64_t n, int64_t k, std::vector<uint64_t>& entries) {
+  if (k + k / 4 > kMaxGroups) return false;
   const int64_t per_group = n / std::clamp<int64_t>(4 * k, 256, kMaxGroups) + 1;
   if (per_group < kMinGroup) return false;
   float maxima[kMaxGroups];
