@@ -9,7 +9,7 @@ namespace longkv::card {
 // Ranks of a thread's items among those of the threads before it, for two kinds at once. Every thread of a block of
 // 1024 calls next(). total: of the last call.
 struct BlockRanks {
-  int2 warps[32];
+  int warps[32];
   int2 total;
 
   // `first` and `second`: items of this thread, at most 2^15 a block. Returns those of the threads before it.
@@ -22,10 +22,10 @@ struct BlockRanks {
       const int other = __shfl_up_sync(kAllLanes, upto, step);
       if (lane >= step) upto += other;
     }
-    if (lane == 31) warps[warp] = make_int2(upto, 0);
+    if (lane == 31) warps[warp] = upto;
     __syncthreads();
     // Every warp adds the sums of all warps up itself: one barrier instead of two.
-    int all = warps[lane].x;
+    int all = warps[lane];
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int other = __shfl_up_sync(kAllLanes, all, step);

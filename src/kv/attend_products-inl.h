@@ -16,6 +16,7 @@
 #include "kv/attend_kernel.h"
 #include "kv/attend_quant.h"
 #include "kv/codec/load-inl.h"
+#include "ops/lane_sums-inl.h"
 
 // Loops over registers: without full unrolling GCC keeps arrays of vectors in memory.
 #ifndef LONGKV_UNROLL
@@ -111,31 +112,6 @@ struct ValueProduct {
   int64_t stride;
 };
 
-#if HWY_TARGET != HWY_SCALAR
-// Sums of the lanes of four vectors, in one fixed order: lanes i and i + 2 of each 128-bit block, then i and i + 1,
-// then the blocks.
-HWY_INLINE hn::Vec<hn::FixedTag<float, 4>> sums_of_four(VF a, VF b, VF c, VF e) {
-  const DF d;
-  const hn::RepartitionToWide<DF> dw;
-  const VF ab = hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
-  const VF ce = hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
-  const VF lo = hn::BitCast(d, hn::InterleaveLower(dw, hn::BitCast(dw, ab), hn::BitCast(dw, ce)));
-  const VF hi = hn::BitCast(d, hn::InterleaveUpper(dw, hn::BitCast(dw, ab), hn::BitCast(dw, ce)));
-  const VF blocks = hn::Add(lo, hi);
-#if HWY_MAX_BYTES == 64
-  const hn::Half<DF> dh;
-  const hn::Half<decltype(dh)> dq;
-  const auto half = hn::Add(hn::LowerHalf(dh, blocks), hn::UpperHalf(dh, blocks));
-  return hn::Add(hn::LowerHalf(dq, half), hn::UpperHalf(dq, half));
-#elif HWY_MAX_BYTES == 32
-  const hn::Half<DF> dh;
-  return hn::Add(hn::LowerHalf(dh, blocks), hn::UpperHalf(dh, blocks));
-#else
-  return blocks;
-#endif
-}
-#endif
-
 // The lane sums of a, b to first[0..1] and of c, e to second[0..1].
 HWY_INLINE void store_sums(VF a, VF b, VF c, VF e, float* first, float* second) {
 #if HWY_TARGET == HWY_SCALAR
@@ -145,7 +121,7 @@ HWY_INLINE void store_sums(VF a, VF b, VF c, VF e, float* first, float* second) 
   second[1] = hn::GetLane(e);
 #else
   const hn::FixedTag<float, 2> d2;
-  const auto four = sums_of_four(a, b, c, e);
+  const auto four = sums_of_four(DF(), a, b, c, e);
   hn::StoreU(hn::LowerHalf(d2, four), d2, first);
   hn::StoreU(hn::UpperHalf(d2, four), d2, second);
 #endif

@@ -16,6 +16,7 @@
 
 #include "kv/index/bits_layout.h"
 #include "ops/fast_exp-inl.h"
+#include "ops/lane_sums-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace longkv {
@@ -69,23 +70,6 @@ struct HalfExp {
     lowest = int16_t(HWY_MAX(-15360.0f / bits, -32767.0f));
   }
 };
-
-// The lane sums of four vectors.
-template <class D, class V = hn::Vec<D> >
-HWY_INLINE hn::Vec<hn::FixedTag<float, 4> > sums_of_four(D d, V a, V b, V c, V e) {
-  const hn::RepartitionToWide<D> dw;
-  const V ab = hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
-  const V ce = hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
-  const V lo = hn::BitCast(d, hn::InterleaveLower(dw, hn::BitCast(dw, ab), hn::BitCast(dw, ce)));
-  const V hi = hn::BitCast(d, hn::InterleaveUpper(dw, hn::BitCast(dw, ab), hn::BitCast(dw, ce)));
-  const V sum = hn::Add(lo, hi);
-#if HWY_MAX_BYTES == 16
-  return sum;
-#else
-  const hn::Half<D> half;
-  return hn::Add(hn::LowerHalf(half, sum), hn::UpperHalf(half, sum));
-#endif
-}
 
 // The best of each unit of one head's sums of a tile.
 HWY_INLINE void unit_peaks(const int16_t* sums, int16_t* peaks) {
