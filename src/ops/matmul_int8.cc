@@ -1,10 +1,11 @@
 // Prompt products with int8 activations: who decodes which rows when, and which kernel multiplies them.
 //
 // A task owns 32 or 64 rows and a range of tokens. It decodes its rows chunk by chunk of columns into a scratch that
-// fits the first-level cache, and streams the tokens past it, then the second terms of each group. A token's result
-// depends on its own values alone, in one order of additions (per chunk: groups ascending, second terms ascending), so
-// neither the thread count nor the number of tokens changes a bit.
+// fits a cache (Int8Level::panel_bytes), and streams the tokens past it, then the second terms of each group. A token's
+// result depends on its own values alone, in one order of additions (per chunk: groups ascending, second terms
+// ascending), so neither the thread count nor the number of tokens changes a bit.
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "base/checked.h"
@@ -20,9 +21,7 @@ namespace {
 constexpr int kMaxTaskPanels = 4;
 constexpr int kMinTaskPanels = 2;
 constexpr int64_t kManyRows = 1024;
-// Bytes of one decoded panel: half of a small first-level cache, the rest is for activations.
-constexpr int64_t kPanelBytes = 16 * 1024;
-constexpr int64_t kTokenBlock = 48;     // a multiple of every level's tile; their activations stay in the second level
+constexpr int64_t kTokenBlock = 96;     // a multiple of every level's tile; their activations stay in the second level
 constexpr int64_t kMinTokenRange = 64;  // below that, decoding the same rows again costs more than idle threads
 
 // Grows only; contents are overwritten by every call.
@@ -55,16 +54,25 @@ struct PanelScratch {
 struct PreparedScratch {
   ScratchArray<int16_t> q16, zero, fine_zero;
   ScratchArray<float> wide_scale, sum, fine_sum;
+  ScratchArray<int32_t> fine_at;
 };
 
 thread_local PanelScratch panel_scratch;
 thread_local PreparedScratch prepared_scratch;
 
-// Columns per chunk: equal chunks, multiples of the file's block, at most kPanelBytes per panel.
-int64_t chunk_columns(int64_t cols, int64_t block, int bytes_per_level) {
-  const int64_t limit = kPanelBytes / (kTileRows * bytes_per_level);
+// Columns per chunk: equal chunks, multiples of the file's block, at most `panel_bytes` per panel.
+int64_t chunk_columns(int64_t cols, int64_t block, int64_t panel_bytes, int bytes_per_level) {
+  const int64_t limit = panel_bytes / (kTileRows * bytes_per_level);
   const int64_t chunks = (cols + limit - 1) / limit;
   return ((cols + chunks - 1) / chunks + block - 1) / block * block;
+}
+
+void copy_rows(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t n, int64_t width) {
+  for (int64_t i = 0; i < n; ++i, from += from_stride, to += to_stride) {
+    int64_t c = 0;
+    for (; c + kTileRows <= width; c += kTileRows) std::memcpy(to + c, from + c, kTileRows * sizeof(float));
+    std::copy_n(from + c, width - c, to + c);
+  }
 }
 
 // scale * sum(q) for groups of 16 or 32.
@@ -79,40 +87,44 @@ void write_sums(const float* scale, const int16_t* sum16, int64_t groups, int gr
   }
 }
 
-// Second terms of the activations, each one group of columns of one token.
-struct FineTerms {
-  const QuantizedRows* x;
-  const int16_t* zero;  // [terms][zero_stride]; nullptr without
-  int64_t zero_stride;
-  const float* sum;  // [terms][sum_stride]; nullptr without
-  int64_t sum_stride;
-};
+// at[b][g]: the first term of group g that belongs to block b of kTokenBlock tokens or a later one.
+void find_fine_terms(const QuantizedRows& x, int32_t* at) {
+  const int64_t groups = x.cols / 32, blocks = ceil_div(x.tokens, kTokenBlock);
+  for (int64_t g = 0; g < groups; ++g) {
+    int32_t term = x.fine_first[size_t(g)];
+    for (int64_t b = 0; b < blocks; ++b) {
+      at[b * groups + g] = term;
+      while (term < x.fine_first[size_t(g + 1)] && x.fine_token[size_t(term)] < (b + 1) * kTokenBlock) ++term;
+    }
+    at[blocks * groups + g] = term;
+  }
+}
 
-// Adds second terms [first, last), all of the group at which `panel` starts, to sums[token - token0][stride].
-void add_fine_terms(const Int8Level& level, const PanelType& type, const Panel& panel, const FineTerms& fine,
-                    int64_t first, int64_t last, int64_t token0, float* sums, int64_t stride) {
-  const QuantizedRows& x = *fine.x;
-  Int8Tile tile{};
-  tile.type = &type;
-  tile.panel = panel;
-  tile.groups = 1;
-  tile.tokens = last - first;
-  tile.q = x.fine_q.data() + first * kActivationGroup;
-  tile.q_stride = kActivationGroup;
-  tile.x_scale = x.fine_scale.data() + first;
-  tile.x_scale_stride = 1;
-  tile.x_sum = fine.sum == nullptr ? nullptr : fine.sum + first * fine.sum_stride;
-  tile.x_sum_stride = fine.sum_stride;
-  tile.x_zero = fine.zero == nullptr ? nullptr : fine.zero + first * fine.zero_stride;
-  tile.x_zero_stride = fine.zero_stride;
-  tile.x_sum16 = x.fine_sum16.data() + 2 * first;
-  tile.x_sum16_stride = 2;
-  tile.y = sums;
-  tile.y_stride = stride;
-  tile.y_rows = x.fine_token.data() + first;  // a token has one second term a group, so no row comes twice
-  tile.first_row = token0;
-  tile.accumulate = true;
-  level.multiply(tile);
+// Adds the second terms of one group after the other to what `tile` has summed.
+void add_fine_terms(const Int8Level& level, const Int8Tile& tile, const FineTerms& fine) {
+  if (level.add_terms != nullptr) return level.add_terms(tile, fine);
+  for (int64_t g = 0; g < tile.groups; ++g) {
+    const int64_t first = fine.first[g];
+    Int8Tile one = tile;
+    one.tokens = fine.last[g] - first;
+    if (one.tokens == 0) continue;
+    one.panel = tile.panel.from_group(g, *tile.type);
+    one.groups = 1;
+    one.q = fine.q + first * kActivationGroup;
+    one.q_stride = kActivationGroup;
+    one.x_scale = fine.x_scale + first;
+    one.x_scale_stride = 1;
+    one.x_sum = fine.x_sum == nullptr ? nullptr : fine.x_sum + first * fine.x_sum_stride;
+    one.x_sum_stride = fine.x_sum_stride;
+    one.x_zero = fine.x_zero == nullptr ? nullptr : fine.x_zero + first * fine.x_zero_stride;
+    one.x_zero_stride = fine.x_zero_stride;
+    one.x_sum16 = fine.x_sum16 + 2 * first;
+    one.x_sum16_stride = 2;
+    one.y_rows = fine.token + first;  // a token has one second term a group, so no row comes twice
+    one.first_row = fine.token0;
+    one.accumulate = true;
+    level.multiply(one);
+  }
 }
 
 }  // namespace
@@ -135,7 +147,8 @@ void matmul_int8(const Weight& w, const QuantizedRows& x, float* y, int64_t y_st
   const Int8Level& level = active_int8_level();
   const int64_t tokens = x.tokens, cols = x.cols, groups = cols / 32;
   const bool widened = type.form == PanelForm::kByte && level.wide;
-  const bool zeroed = type.zero != 0 && level.zero_terms != nullptr;
+  const int level_zero = type.form == PanelForm::kByte ? level.byte_zero : type.zero;
+  const bool zeroed = level_zero != 0 && level.zero_terms != nullptr;
   const int zero_group = type.form == PanelForm::kGroup16 ? 16 : 32;
 
   PreparedScratch& prepared = prepared_scratch;
@@ -156,7 +169,8 @@ void matmul_int8(const Weight& w, const QuantizedRows& x, float* y, int64_t y_st
       for (int64_t t = task * kPrepareTokens; t < std::min(tokens, (task + 1) * kPrepareTokens); ++t) {
         if (q16 != nullptr) x.widen(t, q16 + t * cols, wide_scale + t * groups);
         if (zero != nullptr) {
-          level.zero_terms(x.q.data() + t * cols, cols, zero_group, type.zero, zero + t * zero_stride);
+          level.zero_terms(x.q.data() + t * cols, x.sum16.data() + t * 2 * groups, cols, zero_group, level_zero,
+                           zero + t * zero_stride);
         }
         if (sum != nullptr) {
           write_sums(x.scale.data() + t * groups, x.sum16.data() + t * 2 * groups, groups, type.offset_group,
@@ -165,8 +179,8 @@ void matmul_int8(const Weight& w, const QuantizedRows& x, float* y, int64_t y_st
       }
       for (int64_t e = terms * task / tasks; e < terms * (task + 1) / tasks; ++e) {
         if (zero != nullptr) {
-          level.zero_terms(x.fine_q.data() + e * kActivationGroup, kActivationGroup, zero_group, type.zero,
-                           fine_zero + e * fine_zero_stride);
+          level.zero_terms(x.fine_q.data() + e * kActivationGroup, x.fine_sum16.data() + 2 * e, kActivationGroup,
+                           zero_group, level_zero, fine_zero + e * fine_zero_stride);
         }
         if (sum != nullptr) {
           write_sums(x.fine_scale.data() + e, x.fine_sum16.data() + 2 * e, 1, type.offset_group,
@@ -175,7 +189,8 @@ void matmul_int8(const Weight& w, const QuantizedRows& x, float* y, int64_t y_st
       }
     });
   }
-  const FineTerms fine{&x, fine_zero, fine_zero_stride, fine_sum, fine_sum_stride};
+  int32_t* fine_at = terms > 0 ? prepared.fine_at.get((ceil_div(tokens, kTokenBlock) + 1) * groups) : nullptr;
+  if (terms > 0) find_fine_terms(x, fine_at);
 
   const int task_panels = w.rows >= kManyRows ? kMaxTaskPanels : kMinTaskPanels;
   const int64_t task_rows = task_panels * kTileRows;
@@ -185,7 +200,7 @@ void matmul_int8(const Weight& w, const QuantizedRows& x, float* y, int64_t y_st
   const int64_t parts = std::max<int64_t>(1, std::min(wanted, tokens / kMinTokenRange));
   const int64_t token_range = ((tokens + parts - 1) / parts + kTokenBlock - 1) / kTokenBlock * kTokenBlock;
   const int64_t token_tasks = (tokens + token_range - 1) / token_range;
-  const int64_t chunk = chunk_columns(cols, type.block, widened ? 2 : 1);
+  const int64_t chunk = chunk_columns(cols, type.block, level.panel_bytes, widened ? 2 : 1);
 
   pool.run(row_tasks * token_tasks, [&](int64_t task, int) {
     const int64_t row0 = task / token_tasks * task_rows;
@@ -212,7 +227,7 @@ void matmul_int8(const Weight& w, const QuantizedRows& x, float* y, int64_t y_st
         float* sums = scratch.sums.get(kTokenBlock * kMaxTaskPanels * kTileRows);
         const int64_t valid = std::min(task_rows, w.rows - row0);
         if (col > 0) {
-          for (int64_t i = 0; i < block; ++i) std::copy_n(y + (t + i) * y_stride + row0, valid, sums + i * task_rows);
+          copy_rows(y + t * y_stride + row0, y_stride, sums, task_rows, block, valid);
         }
         Int8Tile tile{};
         tile.type = &type;
@@ -231,24 +246,19 @@ void matmul_int8(const Weight& w, const QuantizedRows& x, float* y, int64_t y_st
         tile.x_sum16_stride = 2 * groups;
         tile.y_stride = task_rows;
         tile.accumulate = col > 0;
-        for (int p = 0; p < task_panels && panel_rows[p] > 0; ++p) {
+        for (int p = 0; p < task_panels && panel_rows[p] > 0; p += level.panels) {
+          const bool two = level.panels == 2 && panel_rows[p + 1] > 0;
           tile.panel = panels[p];
+          tile.second = two ? panels[p + 1] : Panel{};
           tile.y = sums + p * kTileRows;
           level.multiply(tile);
+          if (terms == 0) continue;
+          const int32_t* first = fine_at + t / kTokenBlock * groups + col / 32;
+          add_fine_terms(level, tile,
+                         {first, first + groups, x.fine_token.data(), t, x.fine_q.data(), x.fine_scale.data(), fine_sum,
+                          fine_sum_stride, fine_zero, fine_zero_stride, x.fine_sum16.data()});
         }
-        for (int64_t g = 0; g < chunk_groups && terms > 0; ++g) {
-          const auto [first, last] = x.fine_range(col / 32 + g, t, t + block);
-          if (first == last) continue;
-          for (int p = 0; p < task_panels && panel_rows[p] > 0; ++p) {
-            Panel panel = panels[p];
-            panel.levels += g * 32 * kTileRows;
-            panel.scale += g * kTileRows;
-            panel.offset += g * fine_sum_stride * kTileRows;
-            panel.scale16 += g * 2 * 2 * kTileRows;
-            add_fine_terms(level, type, panel, fine, first, last, t, sums + p * kTileRows, task_rows);
-          }
-        }
-        for (int64_t i = 0; i < block; ++i) std::copy_n(sums + i * task_rows, valid, y + (t + i) * y_stride + row0);
+        copy_rows(sums, task_rows, y + t * y_stride + row0, y_stride, block, valid);
       }
     }
   });

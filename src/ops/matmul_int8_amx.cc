@@ -129,7 +129,7 @@ void multiply_amx(const Int8Tile& a) {
 }  // namespace
 
 const Int8Level& int8_level_amx() {
-  static constexpr Int8Level kLevel{"amx", false, nullptr, decode_x86<ByteInterleave>, multiply_amx};
+  static constexpr Int8Level kLevel{.name = "amx", .decode = decode_x86<ByteInterleave>, .multiply = multiply_amx};
   return kLevel;
 }
 

@@ -184,7 +184,8 @@ void multiply_avx2(const Int8Tile& a) {
   }
 }
 
-void zero_terms_avx2(const int8_t* q, int64_t columns, int group, int zero, int16_t* x_zero) {
+// -zero * sum of q over columns 0, 1 and over 2, 3 of every four.
+void zero_terms_avx2(const int8_t* q, const int16_t*, int64_t columns, int group, int zero, int16_t* x_zero) {
   const __m256i ones = _mm256_set1_epi8(1), factor = _mm256_set1_epi16(int16_t(-zero));
   for (int64_t c = 0; c < columns; c += 32) {
     // 32-bit elements of two 16-bit sums each: columns 0, 1 and 2, 3 of four; then summed over the 16 columns of a
@@ -209,7 +210,11 @@ void zero_terms_avx2(const int8_t* q, int64_t columns, int group, int zero, int1
 }  // namespace
 
 const Int8Level& int8_level_avx2() {
-  static constexpr Int8Level kLevel{"avx2", true, zero_terms_avx2, decode_x86<Avx2Interleave>, multiply_avx2};
+  static constexpr Int8Level kLevel{.name = "avx2",
+                                    .wide = true,
+                                    .zero_terms = zero_terms_avx2,
+                                    .decode = decode_x86<Avx2Interleave>,
+                                    .multiply = multiply_avx2};
   return kLevel;
 }
 

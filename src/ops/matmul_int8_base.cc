@@ -64,7 +64,7 @@ void multiply_base(const Int8Tile& a) {
 }  // namespace
 
 const Int8Level& int8_level_base() {
-  static constexpr Int8Level kLevel{"base", false, nullptr, decode_any<SignedInterleave>, multiply_base};
+  static constexpr Int8Level kLevel{.name = "base", .decode = decode_any<SignedInterleave>, .multiply = multiply_base};
   return kLevel;
 }
 

@@ -103,7 +103,8 @@ void multiply_neondot(const Int8Tile& a) {
 }  // namespace
 
 const Int8Level& int8_level_neondot() {
-  static constexpr Int8Level level{"neondot", false, nullptr, decode_any<SignedInterleave>, multiply_neondot};
+  static constexpr Int8Level level{
+      .name = "neondot", .decode = decode_any<SignedInterleave>, .multiply = multiply_neondot};
   return level;
 }
 

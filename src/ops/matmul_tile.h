@@ -39,12 +39,20 @@ struct Panel {
   float* scale;      // [columns / 32][16]
   float* offset;     // [columns / offset_group][16]
   int16_t* scale16;  // [columns / 16][16][2], every scale twice; kGroup16 only
+
+  // From group g of 32 columns on, where levels have one byte.
+  Panel from_group(int64_t g, const PanelType& type) const {
+    const int64_t offsets = type.offset_group == 0 ? 0 : 32 / type.offset_group;
+    return {levels + g * 32 * kTileRows, scale + g * kTileRows, offset + g * offsets * kTileRows,
+            scale16 + g * 4 * kTileRows};
+  }
 };
 
-// One panel against some tokens.
+// One panel, or two of neighbouring rows, against some tokens.
 struct Int8Tile {
   const PanelType* type;
   Panel panel;
+  Panel second;    // its levels are nullptr where the level takes one panel at a time, or no second one is left
   int64_t groups;  // groups of 32 columns in this chunk
   int64_t tokens;
   // Activations from the chunk's first column on. Strides count elements from one token to the next.
@@ -55,12 +63,12 @@ struct Int8Tile {
   int64_t x_scale_stride;
   const float* x_sum;  // [tokens][columns / offset_group]: x_scale * sum(q)
   int64_t x_sum_stride;
-  // [tokens][columns / G][2], G = 16 or 32 by form: -zero * sum of q over columns 0, 1 and over 2, 3 of every four.
+  // [tokens][columns / G][2], G = 16 or 32 by form: two values of the level's own making (Int8Level::zero_terms).
   const int16_t* x_zero;
   int64_t x_zero_stride;
   const int16_t* x_sum16;  // [tokens][columns / 16]: sum(q)
   int64_t x_sum16_stride;
-  float* y;  // [rows][16]
+  float* y;  // [rows][16], or 32 side by side for two panels
   int64_t y_stride;
   const int32_t* y_rows;  // row of y that belongs to each token, plus `first_row`; nullptr: token t has row t
   int64_t first_row;
@@ -69,15 +77,40 @@ struct Int8Tile {
   float* row(int64_t t) const { return y + (y_rows == nullptr ? t : y_rows[t] - first_row) * y_stride; }
 };
 
+// Second terms of a block of tokens, each one group of columns of one token: ops/quantize_rows.h.
+struct FineTerms {
+  const int32_t* first;  // [groups]: terms [first[g], last[g]) belong to group g of the chunk
+  const int32_t* last;
+  const int32_t* token;  // [terms]
+  int64_t token0;        // the block's first one
+  // As in Int8Tile, but for terms: rows of one group each.
+  const int8_t* q;
+  const float* x_scale;
+  const float* x_sum;
+  int64_t x_sum_stride;
+  const int16_t* x_zero;
+  int64_t x_zero_stride;
+  const int16_t* x_sum16;
+};
+
 struct Int8Level {
   const char* name;
   // kByte panels hold 16-bit levels and meet 16-bit activations, which need no second term.
-  bool wide;
-  // Fills one token's x_zero for groups of 16 or 32; nullptr where types with a zero need none.
-  void (*zero_terms)(const int8_t* q, int64_t columns, int group, int zero, int16_t* x_zero);
+  bool wide = false;
+  int panels = 1;     // that multiply() takes together, 1 or 2
+  int byte_zero = 0;  // the level that stands for 0 in its kByte panels
+  // Bytes of levels in one decoded panel: half of a small first-level cache, the rest is for activations.
+  int64_t panel_bytes = 16 * 1024;
+  // Fills one token's x_zero for groups of 16 or 32: what multiply() starts the sums of a group with, so that levels
+  // count from `zero`. nullptr where multiply() needs nothing.
+  void (*zero_terms)(const int8_t* q, const int16_t* sum16, int64_t columns, int group, int zero,
+                     int16_t* x_zero) = nullptr;
   // Decodes rows [row, row + valid) of columns [col, col + columns); rows valid..15 become zero.
   void (*decode)(const Weight& w, int64_t row, int valid, int64_t col, int64_t columns, const Panel& panel);
   void (*multiply)(const Int8Tile& tile);
+  // Adds the products of second terms to the rows of the tile that their tokens have; nullptr: multiply() is called for
+  // each group.
+  void (*add_terms)(const Int8Tile& tile, const FineTerms& fine) = nullptr;
 };
 
 const Int8Level& int8_level_base();

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "base/checked.h"
+#include "base/cpu.h"
 
 #ifndef LONGKV_QUANTIZE_ROWS_ONCE
 #define LONGKV_QUANTIZE_ROWS_ONCE
@@ -122,6 +123,15 @@ constexpr int64_t kSerialValues = 16384;
 // Values per task: a multiple of the group, the same split for any thread count.
 constexpr int64_t kTaskValues = 8192;
 
+using QuantizeRowFn = void (*)(const float* x, int64_t cols, int8_t* q, float* scale, int16_t* sum16);
+
+QuantizeRowFn quantize_row() {
+#if defined(__x86_64__)
+  if (active_isa() >= IsaLevel::kAvx512) return quantize_row_avx512;
+#endif
+  return HWY_DYNAMIC_DISPATCH(QuantizeRow);
+}
+
 template <class T>
 void grow(std::vector<T>& v, int64_t n) {
   if (int64_t(v.size()) < n) v.resize(size_t(n));
@@ -129,8 +139,14 @@ void grow(std::vector<T>& v, int64_t n) {
 
 // Marks the groups of one row with 0 (second term) or -1.
 void choose_groups(const float* scale, int64_t groups, int32_t* term) {
-  double sum = 0;
-  for (int64_t g = 0; g < groups; ++g) sum += double(scale[g]) * scale[g];
+  // Four sums at a time: a single one would wait for itself.
+  double sums[4] = {};
+  int64_t i = 0;
+  for (; i + 4 <= groups; i += 4) {
+    for (int k = 0; k < 4; ++k) sums[k] += double(scale[i + k]) * scale[i + k];
+  }
+  for (; i < groups; ++i) sums[0] += double(scale[i]) * scale[i];
+  const double sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   const double least = kFineFrom * sum / double(groups);
   for (int64_t g = 0; g < groups; ++g) {
     term[g] = double(scale[g]) * scale[g] > least && scale[g] >= kLeastFineScale ? 0 : -1;
@@ -189,12 +205,6 @@ void QuantizedRows::add_fine_terms(ThreadPool& pool) {
   });
 }
 
-std::pair<int64_t, int64_t> QuantizedRows::fine_range(int64_t g, int64_t token0, int64_t token1) const {
-  const auto end = fine_token.begin() + fine_first[size_t(g + 1)];
-  const auto first = std::lower_bound(fine_token.begin() + fine_first[size_t(g)], end, token0);
-  return {first - fine_token.begin(), std::lower_bound(first, end, token1) - fine_token.begin()};
-}
-
 void QuantizedRows::widen(int64_t t, int16_t* wide, float* wide_scale) const {
   HWY_DYNAMIC_DISPATCH(WidenRow)
   (source + t * source_stride, scale.data() + t * (cols / kActivationGroup), cols, wide, wide_scale);
@@ -208,7 +218,7 @@ void QuantizedRows::assign(const float* x, int64_t new_tokens, int64_t new_cols,
   grow(q, tokens * cols);
   grow(scale, tokens * (cols / kActivationGroup));
   grow(sum16, tokens * (cols / 16));
-  const auto quantize = HWY_DYNAMIC_DISPATCH(QuantizeRow);
+  const QuantizeRowFn quantize = quantize_row();
   const auto part = [&](int64_t token, int64_t begin, int64_t end) {
     const int64_t at = token * cols + begin;
     quantize(x + token * stride + begin, end - begin, q.data() + at, scale.data() + at / kActivationGroup,

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "base/threads.h"
@@ -44,9 +43,6 @@ struct QuantizedRows {
   // Rounds x[tokens][cols] (row stride `stride` values). Buffers only grow.
   void assign(const float* x, int64_t tokens, int64_t cols, int64_t stride, ThreadPool& pool);
 
-  // [first, last) of the second terms of group `g` that belong to tokens [token0, token1).
-  std::pair<int64_t, int64_t> fine_range(int64_t g, int64_t token0, int64_t token1) const;
-
   // For kernels that multiply 16-bit activations: rounds token `t` of the source to x ~ wide_scale * wide, with
   // wide_scale = scale / 254, [cols / 32] values, and |wide| <= 127 * 254 + 127, [cols] values.
   void widen(int64_t t, int16_t* wide, float* wide_scale) const;
@@ -54,5 +50,10 @@ struct QuantizedRows {
  private:
   void add_fine_terms(ThreadPool& pool);
 };
+
+#if defined(__x86_64__)
+// One row of QuantizedRows::assign, for IsaLevel::kAvx512 and above.
+void quantize_row_avx512(const float* x, int64_t cols, int8_t* q, float* scale, int16_t* sum16);
+#endif
 
 }  // namespace longkv
