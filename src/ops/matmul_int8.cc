@@ -143,8 +143,8 @@ const Int8Level& active_int8_level() {
 }
 
 void matmul_int8(const Weight& w, const QuantizedRows& x, float* y, int64_t y_stride, ThreadPool& pool) {
-  const PanelType& type = *panel_type(w.type);
   const Int8Level& level = active_int8_level();
+  const PanelType& type = *(level.own_type != nullptr ? level.own_type(w.type) : panel_type(w.type));
   const int64_t tokens = x.tokens, cols = x.cols, groups = cols / 32;
   const bool widened = type.form == PanelForm::kByte && level.wide;
   const int level_zero = type.form == PanelForm::kByte ? level.byte_zero : type.zero;

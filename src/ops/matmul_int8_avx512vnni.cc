@@ -5,6 +5,8 @@
 // 6 x 2 integer sums, as many fp32 sums, two scales and the operands of one step fit the 32 registers. What stands for
 // zero enters as the start of the integer sums, one broadcast a token: it costs no instruction of the multipliers.
 // A group of 32 columns takes the multipliers 8 vpdpbusd and 3 (with an offset 4) instructions a row vector and token.
+// Scales of 16 columns multiply the levels where the products fit a byte; those of q6_K do not, and 2 x 4 sums of
+// floats join the others.
 #include "ops/matmul_x86-inl.h"
 
 namespace longkv {
@@ -12,6 +14,7 @@ namespace longkv {
 namespace {
 
 constexpr int kTokens = 6;
+constexpr int kPairTokens = 4;
 constexpr int kPanels = 2;
 // Panels stream from the second level of the caches, which keeps up with the multipliers: whole rows of usual models,
 // so that sums are written once.
@@ -65,6 +68,7 @@ void multiply_tokens(const Int8Tile& a, int64_t t0) {
     for (int p = 0; p < P; ++p) acc[t][p] = a.accumulate ? load_floats(y + p * kTileRows) : _mm512_setzero_ps();
   }
   for (int64_t g = 0; g < groups; ++g) {
+    [[maybe_unused]] __m512 both[T][P];  // sums of the two parts of a group, still without the activations' scale
 #pragma GCC unroll 2
     for (int h = 0; h < kParts; ++h) {
       const int64_t part = g * kParts + h;
@@ -92,11 +96,24 @@ void multiply_tokens(const Int8Tile& a, int64_t t0) {
       for (int p = 0; p < P; ++p) scale[p] = scale_of<form>(panel[p], g, h);
 #pragma GCC unroll 6
       for (int t = 0; t < T; ++t) {
-        const __m512 xs = _mm512_set1_ps(x_scale.at(t)[g]);
 #pragma GCC unroll 2
         for (int p = 0; p < P; ++p) {
-          acc[t][p] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(s[t][p]), _mm512_mul_ps(scale[p], xs), acc[t][p]);
+          const __m512 sum = _mm512_cvtepi32_ps(s[t][p]);
+          if constexpr (form.pairs) {
+            both[t][p] = h == 0 ? _mm512_mul_ps(sum, scale[p]) : _mm512_fmadd_ps(sum, scale[p], both[t][p]);
+          } else {
+            const __m512 xs = _mm512_set1_ps(x_scale.at(t)[g]);
+            acc[t][p] = _mm512_fmadd_ps(sum, _mm512_mul_ps(scale[p], xs), acc[t][p]);
+          }
         }
+      }
+    }
+    if constexpr (form.pairs) {
+#pragma GCC unroll 6
+      for (int t = 0; t < T; ++t) {
+        const __m512 xs = _mm512_set1_ps(x_scale.at(t)[g]);
+#pragma GCC unroll 2
+        for (int p = 0; p < P; ++p) acc[t][p] = _mm512_fmadd_ps(both[t][p], xs, acc[t][p]);
       }
     }
 #pragma GCC unroll 2
@@ -188,8 +205,9 @@ void multiply_panels(const Int8Tile& tile, const FineTerms* fine) {
     }
     return;
   }
+  constexpr int kMany = form.pairs ? kPairTokens : kTokens;
   int64_t t = 0;
-  for (; t + kTokens <= a.tokens; t += kTokens) multiply_tokens<form, P, kTokens>(a, t);
+  for (; t + kMany <= a.tokens; t += kMany) multiply_tokens<form, P, kMany>(a, t);
   for (; t + 3 <= a.tokens; t += 3) multiply_tokens<form, P, 3>(a, t);
   for (; t < a.tokens; ++t) multiply_tokens<form, P, 1>(a, t);
 }
@@ -201,24 +219,49 @@ void multiply_form(const Int8Tile& a, const FineTerms* fine) {
 
 // The tile's products or, with `fine`, those of its second terms.
 void multiply_any(const Int8Tile& a, const FineTerms* fine) {
-  const bool offset = a.type->offset_group != 0, zero = byte_zero(*a.type) != 0;
-  if (a.type->form == PanelForm::kGroup16) {
-    return offset ? multiply_form<Form{true, false, 2}>(a, fine) : multiply_form<Form{true, true, 0}>(a, fine);
-  }
-  if (!offset) return multiply_form<Form{false, true, 0}>(a, fine);
+  const bool zero = byte_zero(*a.type) != 0;
+  if (a.type->form == PanelForm::kGroup16) return multiply_form<Form{true, true, 0}>(a, fine);  // q6_K
+  if (a.type->offset_group == 16) return multiply_form<Form{false, false, 2}>(a, fine);         // q2_K
+  if (a.type->offset_group == 0) return multiply_form<Form{false, true, 0}>(a, fine);
   return zero ? multiply_form<Form{false, true, 1}>(a, fine) : multiply_form<Form{false, false, 1}>(a, fine);
 }
 
 void multiply_vnni(const Int8Tile& a) { multiply_any(a, nullptr); }
 void add_terms_vnni(const Int8Tile& a, const FineTerms& fine) { multiply_any(a, &fine); }
 
-// Integer scales of 16 columns and the float over them become their product.
+// q2_K and q3_K: a level of 2 or 3 bits times the integer scale of its 16 columns is at most 45, or -124 to 128.
+constexpr PanelType kScaledQ2K{PanelForm::kGroup32, 0, 16, 256};
+constexpr PanelType kScaledQ3K{PanelForm::kGroup32, 127, 0, 256};
+
+const PanelType* own_type_vnni(TensorType type) {
+  return type == TensorType::kQ2_K ? &kScaledQ2K : type == TensorType::kQ3_K ? &kScaledQ3K : panel_type(type);
+}
+
+// levels = (levels - zero) * scale16 + new_zero, four columns at a time; every scale is there twice, for even and for
+// odd columns of its lane.
+void scale_levels(const Panel& panel, int64_t columns, int zero, int new_zero) {
+  const __m512i from = _mm512_set1_epi16(int16_t(zero)), to = _mm512_set1_epi16(int16_t(new_zero));
+  const __m512i low_byte = _mm512_set1_epi16(0xff);
+  for (int64_t quad = 0; quad < columns / 4; ++quad) {
+    const __m512i scale = _mm512_loadu_si512(panel.scale16 + quad / 4 * 2 * kTileRows);
+    const auto scaled = [&](__m512i v) {
+      return _mm512_add_epi16(_mm512_mullo_epi16(_mm512_sub_epi16(v, from), scale), to);
+    };
+    const __m512i levels = _mm512_loadu_si512(panel.levels + quad * 64);
+    const __m512i even = scaled(_mm512_and_si512(levels, low_byte)), odd = scaled(_mm512_srli_epi16(levels, 8));
+    _mm512_storeu_si512(panel.levels + quad * 64, _mm512_or_si512(even, _mm512_slli_epi16(odd, 8)));
+  }
+}
+
 void decode_vnni(const Weight& w, int64_t row, int valid, int64_t col, int64_t columns, const Panel& panel) {
   decode_x86<ByteInterleave>(w, row, valid, col, columns, panel);
+  if (w.type == TensorType::kQ2_K) return scale_levels(panel, columns, 0, 0);
+  if (w.type == TensorType::kQ3_K) return scale_levels(panel, columns, panel_type(w.type)->zero, kScaledQ3K.zero);
   if (panel_type(w.type)->form != PanelForm::kGroup16) return;
+  // The integer scales of 16 columns and the float over them become their product.
   for (int64_t part = 0; part < columns / 16; ++part) {
     int16_t* scale16 = panel.scale16 + part * 2 * kTileRows;
-    // Every scale is stored twice: the upper one, sign-extended, is the 32-bit scale of the lane.
+    // Of a scale that is stored twice the upper one, sign-extended, is the 32-bit scale of the lane.
     const __m512 integer = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_loadu_si512(scale16), 16));
     _mm512_storeu_ps(scale16, _mm512_mul_ps(integer, load_floats(panel.scale + part / 2 * kTileRows)));
   }
@@ -242,6 +285,7 @@ const Int8Level& int8_level_avx512vnni() {
                                     .panel_bytes = kPanelBytes,
                                     .zero_terms = zero_terms_vnni,
                                     .decode = decode_vnni,
+                                    .own_type = own_type_vnni,
                                     .multiply = multiply_vnni,
                                     .add_terms = add_terms_vnni};
   return kLevel;

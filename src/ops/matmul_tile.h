@@ -107,6 +107,8 @@ struct Int8Level {
                      int16_t* x_zero) = nullptr;
   // Decodes rows [row, row + valid) of columns [col, col + columns); rows valid..15 become zero.
   void (*decode)(const Weight& w, int64_t row, int valid, int64_t col, int64_t columns, const Panel& panel);
+  // What decode() brings a type to, where that is not panel_type(); nullptr: it always is.
+  const PanelType* (*own_type)(TensorType type) = nullptr;
   void (*multiply)(const Int8Tile& tile);
   // Adds the products of second terms to the rows of the tile that their tokens have; nullptr: multiply() is called for
   // each group.
