@@ -222,13 +222,13 @@ void matmul_int8(const Weight& w, const QuantizedRows& x, float* y, int64_t y_st
       const int64_t chunk_groups = columns / 32;
       for (int64_t t = token0; t < token1; t += kTokenBlock) {
         const int64_t block = std::min(kTokenBlock, token1 - t);
-        // Sums of a block of tokens, side by side: rows of y lie far apart, and at powers of two they share few sets of
-        // the caches.
-        float* sums = scratch.sums.get(kTokenBlock * kMaxTaskPanels * kTileRows);
         const int64_t valid = std::min(task_rows, w.rows - row0);
-        if (col > 0) {
-          copy_rows(y + t * y_stride + row0, y_stride, sums, task_rows, block, valid);
-        }
+        // Whole panels add to y where it lies. Rows that end inside a panel have their sums side by side.
+        const bool aside = valid < task_rows;
+        float* out = y + t * y_stride + row0;
+        float* sums = aside ? scratch.sums.get(kTokenBlock * kMaxTaskPanels * kTileRows) : out;
+        const int64_t sums_stride = aside ? task_rows : y_stride;
+        if (aside && col > 0) copy_rows(out, y_stride, sums, task_rows, block, valid);
         Int8Tile tile{};
         tile.type = &type;
         tile.groups = chunk_groups;
@@ -244,7 +244,7 @@ void matmul_int8(const Weight& w, const QuantizedRows& x, float* y, int64_t y_st
         tile.x_zero_stride = zero_stride;
         tile.x_sum16 = x.sum16.data() + t * 2 * groups + col / 16;
         tile.x_sum16_stride = 2 * groups;
-        tile.y_stride = task_rows;
+        tile.y_stride = sums_stride;
         tile.accumulate = col > 0;
         for (int p = 0; p < task_panels && panel_rows[p] > 0; p += level.panels) {
           const bool two = level.panels == 2 && panel_rows[p + 1] > 0;
@@ -258,7 +258,7 @@ void matmul_int8(const Weight& w, const QuantizedRows& x, float* y, int64_t y_st
                          {first, first + groups, x.fine_token.data(), t, x.fine_q.data(), x.fine_scale.data(), fine_sum,
                           fine_sum_stride, fine_zero, fine_zero_stride, x.fine_sum16.data()});
         }
-        copy_rows(sums, task_rows, y + t * y_stride + row0, y_stride, block, valid);
+        if (aside) copy_rows(sums, task_rows, out, y_stride, block, valid);
       }
     }
   });
