@@ -20,6 +20,7 @@ read -r -a memory <<<"${RAM:-16 50 62}"
 read -r -a lengths <<<"${LENGTHS:-8K 32K 128K}"
 model=models/needle-10m-128k-f16.gguf
 mask=models/needle-10m-128k-leank70.gguf
+few=models/needle-10m-128k-leank28.gguf
 gates=models/needle-10m-128k-duo.gguf
 assigned=models/needle-10m-128k-minference.json
 sample="tail=sample(rate=0.025,epsilon=0)"
@@ -47,6 +48,7 @@ four="512 1024 2048 4096"
 evictors="streaming pyramidkv adakv expected_attention keydiff knorm tova"
 reads="threshold=2K,dense_layers=0"
 encodings="q8,q4,q4:rotate=true,fp8,kivi2,kivi4,think,think:ratio=0.7,leank:mask=$mask"
+masks="kivi4,leank:mask=$mask,leank:mask=$mask+kivi4,leank:mask=$few,sink=64,window=384+kivi4"
 bits=""
 for b in $four; do bits+=",ktransformers:budget=$b,block=16,index=bits"; done
 bits=${bits#,}
@@ -77,14 +79,18 @@ list8() {
 }
 list32() {
   step "$1" "$2" 100 "$kinds,$(all "$four" oracle onebit quest ktransformers snapkv)"
+  step "$1" "$2" 100 "$masks"
   step "$1" "$2" 50 "$(all 2048 $evictors infllm ktransformers-preselect double_sparsity retroinfer),duo:gates=$gates"
   step "$1" "$2" 25 "$encodings,oracle:budget=1024 + $sample,$(all 2048 sparq twilight vattention)"
   step "$1" "$2" 100 "$(all 2048 $evictors infllm ktransformers-preselect double_sparsity retroinfer),duo:gates=$gates"
+  step "$1" "$2" 100 "$encodings"
   step "$1" "$2" 50 "$(all "1024 4096" $evictors infllm ktransformers-preselect),ktransformers,ktransformers-preselect"
+  step "$1" "$2" 100 "$(all "$four" $evictors),$(all "1024 4096" infllm ktransformers-preselect)"
 }
 list128() {
   step "$1" "$2" 25 "$kinds,$(all "$four" oracle onebit),oracle:budget=1024 + $sample,quest:budget=2048,$(all 4096 quest ktransformers snapkv streaming)"
   step "$1" "$2" 25 "$(budgets quest 512 1024),$(budgets ktransformers 512 1024),$(all "512 1024 2048" snapkv streaming),retroinfer:budget=2048,duo:gates=$gates"
+  step "$1" "$2" 25 "$masks,q8,q4:rotate=true,kivi2"
   step "$1" "$2" 25 "$(all "2048 4096" $evictors infllm ktransformers-preselect),ktransformers"
 }
 
@@ -120,7 +126,7 @@ case $3 in
           # Signals stop the program, after which the list sees that it shall end. SIGINT is ignored in the background.
           setsid bash -c "trap : TERM; $(declare -f step all budgets "${list[$i]}"); dir='$dir' work='$work' model=$model mask=$mask gates=$gates
             assigned=$assigned sample='$sample' kinds='$kinds' four='$four' evictors='$evictors' encodings='$encodings'
-            bits='$bits' merging='$merging' patterns='$patterns'
+            masks='$masks' bits='$bits' merging='$merging' patterns='$patterns'
             ${list[$i]} card$card-$length $length" >"$work/card$card-$length.list" 2>&1 </dev/null &
           echo $! >"$work/card$card-$length.pid"
         )
