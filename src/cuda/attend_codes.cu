@@ -2,8 +2,8 @@
 // of others masked off, a pair of them is a pair of halves below 2^-14, which products take exactly (attend_heads.cuh).
 // A key's grid is by channel: scales are multiplied into the query, and the query's product with the minima is where
 // scores start, both once for 32 rows. A value's grid is by row and 32 channels: scales are multiplied into the
-// weights, and the weights' products with the minima, one number for 32 channels, are summed on their own. Tiles of 16
-// rows wait in shared memory, so that a warp computes while others arrive.
+// weights, and the weights' products with the minima, one number for 32 channels, are summed on their own. A warp takes
+// the 32 rows of a step at a time, or one tile of 16 rows of a list; the next ones wait in shared memory.
 #include <algorithm>
 
 #include "cuda/async.cuh"
@@ -14,14 +14,16 @@ namespace longkv::card {
 
 namespace {
 
-template <int kBits, int kDim>
+// kTiles: 2 takes whole steps, 1 the tiles of a list.
+template <int kBits, int kDim, int kTiles>
 struct CodeTiles {
   static constexpr int kGroups = kDim / 32;
-  // Bytes of a tile: codes of K and of V, scales and minima of K, of V.
+  // Bytes: codes of a tile of K, or of V; scales and minima of K; those of a tile of V.
   static constexpr int kCodes = 2 * kBits * kDim, kKeyGrid = 4 * kDim, kValueGrid = 2 * kDim;
-  static constexpr int kBytes = 2 * kCodes + kKeyGrid + kValueGrid;
+  static constexpr int kKeys = kTiles * kCodes + kKeyGrid;  // all of K; V lies behind
+  static constexpr int kBytes = kKeys + kTiles * (kCodes + kValueGrid);
   static constexpr int kWarps = kDim == 256 ? 4 : 8;
-  static constexpr int kStages = std::min(4, 48000 / (kWarps * kBytes));
+  static constexpr int kStages = std::min(4, 96000 / (kWarps * kBytes));
   static_assert(kStages >= 2);
 };
 
@@ -36,18 +38,17 @@ __device__ __forceinline__ constexpr float places(int j) {
   return kBits == 4 ? (j % 2 == 0 ? 1.0f : 16.0f) : float(1 << (2 * j));
 }
 
-template <int kBits, int kDim>
-__global__ void __launch_bounds__(CodeTiles<kBits, kDim>::kWarps * 32, kDim == 256 ? 1 : 2)
+template <int kBits, int kDim, int kTiles>
+__global__ void __launch_bounds__(CodeTiles<kBits, kDim, kTiles>::kWarps * 32, kDim == 256 ? 1 : 2)
     attend_codes_kernel(OldArgs p) {
-  using Tiles = CodeTiles<kBits, kDim>;
+  using Tiles = CodeTiles<kBits, kDim, kTiles>;
   using Format = OldFormat<kBits>;
   constexpr int kChunks = kDim / 32, kGroups = Tiles::kGroups, kWarps = Tiles::kWarps, kStages = Tiles::kStages;
   constexpr int kWords = Format::value_words(kDim);
+  constexpr bool kListed = kTiles == 1;
   using Sums = HeadSums<kDim, kWarps>;
-  __shared__ __align__(16) union {
-    uint8_t staged[kWarps][kStages][Tiles::kBytes];
-    typename Sums::Shared end;
-  } shared;
+  extern __shared__ __align__(16) uint8_t shared[];  // [kWarps][kStages][kBytes]; in the end Sums::Shared
+  static_assert(sizeof(typename Sums::Shared) <= kWarps * kStages * Tiles::kBytes);
   const __half* const tag = nullptr;
 
   let_next_start();
@@ -62,111 +63,141 @@ __global__ void __launch_bounds__(CodeTiles<kBits, kDim>::kWarps * 32, kDim == 2
   const int64_t end = *old.end;
   if (head.kept == 0) return attend_means<kDim>(p, head, end, kv_head, first_head, heads, split);
 
-  const bool listed = p.list.tiles != nullptr;
+  // Steps, or tiles of the list, of this block's piece: from `first` on every kWarps-th. Of a list a warp takes two
+  // neighbours, which may share grids of K.
   const int2* list = reinterpret_cast<const int2*>(p.list.tiles) + kv_head * p.list.stride;
-  const int64_t tiles = listed ? p.list.count[kv_head] : (end - old.sink) / kTokenTile;
-  // Two neighbouring tiles, which share grids of K, belong to one warp.
-  const int64_t per_split = ((tiles + p.scratch.splits - 1) / p.scratch.splits + 1) / 2 * 2;
-  const int64_t tile_end = min(tiles, (split + 1) * per_split), tile_begin = split * per_split + 2 * warp;
-  const auto tile_of = [&](int64_t k) { return tile_begin + k / 2 * (2 * kWarps) + k % 2; };
+  const auto all = kListed ? p.list.count[kv_head] : int((end - old.sink) / kOldStep);
+  const int together = kListed ? 2 : 1;
+  const int per_split = ((all + p.scratch.splits - 1) / p.scratch.splits + together - 1) / together * together;
+  const int piece_end = min(all, (split + 1) * per_split), piece_begin = split * per_split + together * warp;
+  if (split * per_split >= all) return leave_nothing(p.scratch, first_head, heads, split);
+  const auto number_of = [&](int k) {
+    return kListed ? piece_begin + k / 2 * (2 * kWarps) + k % 2 : piece_begin + k * kWarps;
+  };
   struct Place {
-    int64_t step;  // below 0: these rows are not among the encoded ones
+    int step;  // below 0: these rows are not among the encoded ones
     int half, from, to;
   };
-  const auto place_of = [&](int64_t tile) {
-    if (tile >= tile_end) return Place{-1, 0, 0, 0};
-    if (!listed) return Place{tile / 2, int(tile % 2), 0, kTokenTile};
-    const int2 at = list[tile];
+  const auto place_of = [&](int number) {
+    if (number >= piece_end) return Place{-1, 0, 0, 0};
+    const int2 at = list[number];
     const int64_t first = at.x / kTokenTile * kTokenTile;
     if (first < old.sink || first >= end) return Place{-1, 0, 0, 0};
     const int64_t from = first - old.sink;
-    return Place{from / kOldStep, int(from % kOldStep / kTokenTile), int(at.x - first), int(at.x - first + at.y)};
+    return Place{int(from / kOldStep), int(from % kOldStep / kTokenTile), int(at.x - first), int(at.x - first + at.y)};
   };
   const int kept = head.kept, own = kept / 32;  // chunks of a K row that a lane has
-  const auto fetch = [&](int64_t k, int stage) {
-    const Place at = place_of(tile_of(k));
-    if (at.step >= 0) {
-      uint8_t* to = shared.staged[warp][stage];
-      const uint8_t* keys = head.k + at.step * old_step_bytes(Format::kType, kept);
-      const uint8_t* values = head.v + at.step * old_step_bytes(Format::kType, kDim);
-      const auto copy = [&](int offset, const uint8_t* from, int most, int bytes) {
+  const int key_codes = 2 * kBits * kept;       // bytes of a tile
+  const int64_t key_step = old_step_bytes(Format::kType, kept), value_step = old_step_bytes(Format::kType, kDim);
+  const uint8_t *keys = head.k + lane * 16, *values = head.v + lane * 16;  // without a list: of the next step
+  if constexpr (!kListed) keys += piece_begin * key_step, values += piece_begin * value_step;
+  const auto copy = [&](uint8_t* to, const uint8_t* from, int most, int bytes) {
 #pragma unroll
-        for (int i = 0; i < most; i += 512)
-          if (i + lane * 16 < bytes) copy_ahead(to + offset + i + lane * 16, from + i + lane * 16);
-      };
-      const int key_codes = 2 * kBits * kept;
-      copy(0, keys + at.half * key_codes, Tiles::kCodes, key_codes);
-      copy(Tiles::kCodes, keys + 2 * key_codes, Tiles::kKeyGrid, 4 * kept);
-      copy(Tiles::kCodes + Tiles::kKeyGrid, values + at.half * Tiles::kCodes, Tiles::kCodes, Tiles::kCodes);
-      copy(2 * Tiles::kCodes + Tiles::kKeyGrid, values + 2 * Tiles::kCodes + at.half * Tiles::kValueGrid,
-           Tiles::kValueGrid, Tiles::kValueGrid);
+    for (int i = 0; i < most; i += 512)
+      if (i + lane * 16 < bytes) copy_ahead(to + i, from + i);
+  };
+  const auto fetch = [&](int k, uint8_t* stage) {
+    uint8_t* to = stage + lane * 16;
+    if constexpr (kListed) {
+      const Place at = place_of(number_of(k));
+      if (at.step >= 0) {
+        const uint8_t *from_k = keys + at.step * key_step, *from_v = values + at.step * value_step;
+        copy(to, from_k + at.half * key_codes, Tiles::kCodes, key_codes);
+        copy(to + key_codes, from_k + 2 * key_codes, Tiles::kKeyGrid, 4 * kept);
+        copy(to + Tiles::kKeys, from_v + at.half * Tiles::kCodes, Tiles::kCodes, Tiles::kCodes);
+        copy(to + Tiles::kKeys + Tiles::kCodes, from_v + 2 * Tiles::kCodes + at.half * Tiles::kValueGrid,
+             Tiles::kValueGrid, Tiles::kValueGrid);
+      }
+    } else {
+      if (number_of(k) < piece_end) {
+        copy(to, keys, Tiles::kKeys, int(key_step));
+        copy(to + Tiles::kKeys, values, Tiles::kBytes - Tiles::kKeys, Tiles::kBytes - Tiles::kKeys);
+      }
+      keys += kWarps * key_step, values += kWarps * value_step;
     }
     commit_copies();
   };
+  uint8_t* const stages = shared + warp * (kStages * Tiles::kBytes);
 #pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) fetch(i, i);
+  for (int i = 0; i < kStages - 1; ++i) fetch(i, stages + i * Tiles::kBytes);
 
-  // A lane's share of head g's query, as keys have it; what the softmax adds to scores of heads 2 c and 2 c + 1.
-  uint32_t q[4 * kChunks], scaled[4 * kChunks];
-#pragma unroll
-  for (int i = 0; i < kChunks; ++i) {
+  // A lane's share of head g's query, as keys have it, which all warps read again for each step; what the softmax adds
+  // to scores of heads 2 c and 2 c + 1.
+  __shared__ uint4 queries[kChunks][32];
+  for (int i = warp; i < kChunks; i += kWarps) {
     uint4 words = make_uint4(0, 0, 0, 0);
     if (g < heads && i < own)
       words = *reinterpret_cast<const uint4*>(p.a.q + int64_t(first_head + g) * kDim + (c * own + i) * 8);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) q[4 * i + j] = word_of(words, j), scaled[4 * i + j] = 0;
+    queries[i][lane] = words;
   }
-  float shift[2] = {0.0f, 0.0f}, start[2] = {0.0f, 0.0f};
+  __syncthreads();
+  uint32_t scaled[4 * kChunks] = {};
+  float shift[2] = {0.0f, 0.0f};
   if (p.a.shift != nullptr) {
 #pragma unroll
     for (int e = 0; e < 2; ++e)
       if (2 * c + e < heads) shift[e] = p.a.shift[first_head + 2 * c + e] * kLog2E;
   }
+  // Scores in units of log 2; with a cap, in units of the cap until then.
+  const float cap = p.a.softcap > 0.0f ? p.a.softcap * kLog2E : 0.0f;
+  const float unit = p.a.scale * (p.a.softcap > 0.0f ? 1.0f / p.a.softcap : kLog2E);
+  float start[2] = {0.0f, 0.0f};
   Sums sums;
-  int64_t step = -1;
-  int stage = 0;
-  for (int64_t k = 0; tile_of(k / 2 * 2) < tile_end; ++k) {
+  int step = -1;
+  uint8_t *here = stages, *behind = stages + (kStages - 1) * Tiles::kBytes;
+  for (int k = 0; number_of(kListed ? k / 2 * 2 : k) < piece_end; ++k) {
     await_copies<kStages - 2>();
     __syncwarp();
-    // To where the tile before this one was, which every lane has read.
-    fetch(k + kStages - 1, stage == 0 ? kStages - 1 : stage - 1);
-    const uint8_t* here = shared.staged[warp][stage];
-    stage = stage == kStages - 1 ? 0 : stage + 1;
-    const Place at = place_of(tile_of(k));
-    if (at.step < 0) continue;
-    if (at.step != step) {
+    // To where the rows before these were, which every lane has read.
+    fetch(k + kStages - 1, behind);
+    behind = here;
+    const uint8_t* const there = here;
+    here = here == stages + (kStages - 1) * Tiles::kBytes ? stages : here + Tiles::kBytes;
+    Place at{0, 0, 0, kTokenTile};
+    if constexpr (kListed) {
+      at = place_of(number_of(k));
+      if (at.step < 0) continue;
+    }
+    if (!kListed || at.step != step) {
       step = at.step;
-      const auto* grid = reinterpret_cast<const uint4*>(here + Tiles::kCodes);
-      float low[4] = {};
+      const auto* grid = reinterpret_cast<const uint4*>(there + kTiles * key_codes);
+      float low[2][4] = {};
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {
-        if (i >= own) continue;  // the same for the whole block
-        const uint4 scale = grid[c * own + i], least = grid[kept / 8 + c * own + i];
+        // Where a row has fewer chunks, queries are zeros.
+        uint4 scale = make_uint4(0, 0, 0, 0), least = scale;
+        if (i < own) scale = grid[c * own + i], least = grid[kept / 8 + c * own + i];
+        const uint4 q = queries[i][lane];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const uint32_t place = half2_bits(__half2half2(__float2half_rn(1.0f / places<kBits>(j))));
-          const uint32_t product = times(q[4 * i + j], word_of(scale, j));
+          const uint32_t product = times(word_of(q, j), word_of(scale, j));
           scaled[4 * i + j] = places<kBits>(j) == 1.0f ? product : times(product, place);
         }
         const uint32_t first[4] = {least.x, least.x, least.y, least.y};
         const uint32_t second[4] = {least.z, least.z, least.w, least.w};
-        mma(low, first, q[4 * i], q[4 * i + 1], tag);
-        mma(low, second, q[4 * i + 2], q[4 * i + 3], tag);
+        mma(low[0], first, q.x, q.y, tag);
+        mma(low[1], second, q.z, q.w, tag);
       }
-      start[0] = low[0] * (1.0f / kCodeUnit), start[1] = low[1] * (1.0f / kCodeUnit);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        start[e] = (low[0][e] + low[1][e]) * unit;
+        if (cap == 0.0f) start[e] += shift[e];
+      }
     }
     // Rows g ([0] and [1]) and g + 8 under heads 2 c and 2 c + 1.
-    float s[4] = {start[0], start[1], start[0], start[1]};
-    {
+    float s[kTiles][4];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
       constexpr int kPerChunk = kBits == 4 ? 4 : 2;  // bytes
       uint32_t words[2][kBits == 4 ? kChunks : (kChunks + 1) / 2];
 #pragma unroll
       for (int r = 0; r < 2; ++r)
-        load_chunks<kChunks * kPerChunk>(words[r], here + ((8 * r + g) * (kept / 8) + c * own) * kPerChunk,
-                                         own * kPerChunk);
+        load_chunks<kChunks * kPerChunk>(
+            words[r], there + t * key_codes + ((8 * r + g) * (kept / 8) + c * own) * kPerChunk, own * kPerChunk);
+      float sum[2][4] = {};
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {
-        if (i >= own) continue;
         uint32_t word[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r)
@@ -175,62 +206,87 @@ __global__ void __launch_bounds__(CodeTiles<kBits, kDim>::kWarps * 32, kDim == 2
         for (int j = 0; j < 4; j += 2) {
           const uint32_t a[4] = {codes_at<kBits>(word[0], j), codes_at<kBits>(word[1], j),
                                  codes_at<kBits>(word[0], j + 1), codes_at<kBits>(word[1], j + 1)};
-          mma(s, a, scaled[4 * i + j], scaled[4 * i + j + 1], tag);
+          mma(sum[j / 2], a, scaled[4 * i + j], scaled[4 * i + j + 1], tag);
         }
       }
-    }
-    // In units of log 2.
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      float x = s[e] * (kCodeUnit * p.a.scale);
-      if (p.a.softcap > 0.0f) x = p.a.softcap * tanhf(x / p.a.softcap);
-      s[e] = fmaf(x, kLog2E, shift[e % 2]);
+      for (int e = 0; e < 4; ++e) s[t][e] = fmaf(sum[0][e] + sum[1][e], unit * kCodeUnit, start[e % 2]);
     }
-    if (at.from > 0 || at.to < kTokenTile) {
+    if (cap > 0.0f) {
+#pragma unroll
+      for (int i = 0; i < 4 * kTiles; ++i) s[i / 4][i % 4] = fmaf(cap, tanhf(s[i / 4][i % 4]), shift[i % 2]);
+    }
+    if (kListed && (at.from > 0 || at.to < kTokenTile)) {
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        if (g + 8 * (e / 2) < at.from || g + 8 * (e / 2) >= at.to) s[e] = kMinusInfinity;
+        if (g + 8 * (e / 2) < at.from || g + 8 * (e / 2) >= at.to) s[0][e] = kMinusInfinity;
     }
-    uint32_t weights[2];
-    sums.weigh(s, weights);
-    const uint8_t* values = here + Tiles::kCodes + Tiles::kKeyGrid;
-    const auto* grid = reinterpret_cast<const uint32_t*>(values + Tiles::kCodes);
-    const int of_group = 8 * kGroups + c * kGroups + g;
-    sums.add_extra(weights, g < kGroups ? grid[of_group] : 0u, g < kGroups ? grid[of_group + 4 * kGroups] : 0u, g);
-    uint32_t v[kWords], scale[2][kGroups];
-    load_value_words<kWords>(v, reinterpret_cast<const uint32_t*>(values), lane);
-    load_chunks<kGroups * 4>(scale[0], grid + c * kGroups, kGroups * 4);
-    load_chunks<kGroups * 4>(scale[1], grid + (c + 4) * kGroups, kGroups * 4);
+    const uint8_t* codes = there + Tiles::kKeys;
+    const auto* grids = reinterpret_cast<const uint32_t*>(codes + kTiles * Tiles::kCodes);
+    constexpr int kGridWords = 16 * kGroups;  // of a tile: scales, then minima
+    uint32_t largest = 0, weights[kTiles][2];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < kGridWords / 2; i += 32)
+        if (kGridWords / 2 % 32 == 0 || lane < kGridWords / 2)
+          largest = __vmaxu2(largest, grids[t * kGridWords + i + lane]);
+    }
+    sums.weigh(s, largest, weights);
+    // Codes are not below 0, and minima seldom above: both sums are far larger than what is left of them, and products
+    // cut their sums off towards zero. So those of these rows start from 0 and are added rounded.
+    uint32_t v[kTiles][kWords], scale[kTiles][2][kGroups];
+    float more[4] = {};
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const uint32_t* grid = grids + t * kGridWords;
+      const int of_group = 8 * kGroups + c * kGroups + g;
+      sums.add_extra(more, weights[t], g < kGroups ? grid[of_group] : 0u,
+                     g < kGroups ? grid[of_group + 4 * kGroups] : 0u, g);
+      load_value_words<kWords>(v[t], reinterpret_cast<const uint32_t*>(codes + t * Tiles::kCodes), lane);
+      load_chunks<kGroups * 4>(scale[t][0], grid + c * kGroups, kGroups * 4);
+      load_chunks<kGroups * 4>(scale[t][1], grid + (c + 4) * kGroups, kGroups * 4);
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums.extra[e] += more[e];
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
-      const uint32_t b0 = times(weights[0], scale[0][i]), b1 = times(weights[1], scale[1][i]);
-      const int at_word = kBits == 4 ? i : i / 2, down = kBits == 2 && i % 2 == 1 ? 8 : 0;
-      const uint32_t upper = v[at_word] >> down, lower = v[kWords / 2 + at_word] >> down;
+      float sum[2][4] = {};
 #pragma unroll
-      for (int j = 0; j < 4; j += 2) {
-        const uint32_t a[4] = {codes_at<kBits>(upper, j), codes_at<kBits>(upper, j + 1), codes_at<kBits>(lower, j),
-                               codes_at<kBits>(lower, j + 1)};
-        mma(sums.out[2 * i + j / 2], a, b0, b1, tag);
+      for (int t = 0; t < kTiles; ++t) {
+        const uint32_t b0 = times(weights[t][0], scale[t][0][i]), b1 = times(weights[t][1], scale[t][1][i]);
+        const int at_word = kBits == 4 ? i : i / 2, down = kBits == 2 && i % 2 == 1 ? 8 : 0;
+        const uint32_t upper = v[t][at_word] >> down, lower = v[t][kWords / 2 + at_word] >> down;
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+          const uint32_t a[4] = {codes_at<kBits>(upper, j), codes_at<kBits>(upper, j + 1), codes_at<kBits>(lower, j),
+                                 codes_at<kBits>(lower, j + 1)};
+          mma(sum[j / 2], a, b0, b1, tag);
+        }
       }
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sums.out[2 * i + e / 4][e % 4] += sum[e / 4][e % 4];
     }
   }
   await_copies<0>();
   __syncthreads();
-  sums.leave(
-      shared.end, p.scratch, first_head, heads, split, [](int j) { return places<kBits>(j); }, 1.0f);
+  sums.leave(*reinterpret_cast<typename Sums::Shared*>(shared), p.scratch, first_head, heads, split,
+             [](int j) { return kCodeUnit / places<kBits>(j); });
 }
 
-template <int kBits>
+template <int kBits, int kTiles>
 Status run(const OldArgs& p, CardStreamHandle stream) {
   const int group = p.a.heads / p.a.old.kv_heads;
   const dim3 grid(unsigned(p.scratch.splits), unsigned(p.a.old.kv_heads), unsigned((group + kColumns - 1) / kColumns));
-  const auto launch = [&](auto kernel, int warps) {
-    return launch_close("attend_codes", kernel, grid, unsigned(warps) * 32, stream, p);
+  const auto launch = [&]<int kDim>(std::integral_constant<int, kDim>) {
+    using Tiles = CodeTiles<kBits, kDim, kTiles>;
+    return launch_close_with("attend_codes", attend_codes_kernel<kBits, kDim, kTiles>, grid, Tiles::kWarps * 32,
+                             Tiles::kWarps * Tiles::kStages * Tiles::kBytes, stream, p);
   };
   switch (p.a.old.dim) {
-    case 64: return launch(attend_codes_kernel<kBits, 64>, CodeTiles<kBits, 64>::kWarps);
-    case 128: return launch(attend_codes_kernel<kBits, 128>, CodeTiles<kBits, 128>::kWarps);
-    case 256: return launch(attend_codes_kernel<kBits, 256>, CodeTiles<kBits, 256>::kWarps);
+    case 64: return launch(std::integral_constant<int, 64>());
+    case 128: return launch(std::integral_constant<int, 128>());
+    case 256: return launch(std::integral_constant<int, 256>());
     default: return Status(Code::kInternal, "attend_codes: head dimension");
   }
 }
@@ -238,7 +294,9 @@ Status run(const OldArgs& p, CardStreamHandle stream) {
 }  // namespace
 
 Status attend_codes(const OldArgs& p, CardStreamHandle stream) {
-  return p.a.old.type == KvType::kKivi2 ? run<2>(p, stream) : run<4>(p, stream);
+  const bool two = p.a.old.type == KvType::kKivi2;
+  if (p.list.tiles != nullptr) return two ? run<2, 1>(p, stream) : run<4, 1>(p, stream);
+  return two ? run<2, 2>(p, stream) : run<4, 2>(p, stream);
 }
 
 }  // namespace longkv::card

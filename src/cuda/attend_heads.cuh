@@ -24,54 +24,82 @@ __device__ __forceinline__ uint32_t transpose(uint32_t pair) {
   return turned;
 }
 
+// Weights are halves, and so are their products with a row's scales: what they count from is chosen so that neither
+// falls below the normal halves where that can be helped, or leaves their range. The largest weight is 2^above when it
+// is chosen, and may grow to 2^(above + kRoom); scales may grow by kRoom binades too. Of scales of 2^e about the
+// product's 2^6 is aimed at, which leaves 2^(6 + 1 + 2 kRoom) = 2^15 as the largest product.
 template <int kDim, int kWarps>
 struct HeadSums {
-  static constexpr float kNothing = -1e30f;  // `top` of a head of which no row was seen
+  static constexpr int kRoom = 4, kMostAbove = 15 - kRoom;
   // Of tile t of 16 channels: [2 s + e] is channel 32 (t / 2) + 4 g + 2 (t % 2) + s of head 2 c + e. extra: [e] what is
   // added to channels 32 g to 32 g + 31, [2 + e] where g is 0 the weights.
   float out[kDim / 16][4] = {}, extra[4] = {};
   float top[2] = {kNothing, kNothing};  // weights count from here; it follows scores only where one is far above it
+  float above = 0.0f;
+  uint32_t limit = 0;  // the largest scale that `above` allows, a half, twice
 
-  // Scores in units of log 2, of rows g + 8 (e / 2) under heads 2 c + e % 2, to weights of rows 2 c, 2 c + 1 and
-  // 2 c + 8, 2 c + 9 under head g.
-  __device__ __forceinline__ void weigh(const float (&s)[4], uint32_t (&weights)[2]) {
+  // Scores in units of log 2 of kTiles tiles, of rows g + 8 (e / 2) under heads 2 c + e % 2, to weights of rows 2 c,
+  // 2 c + 1 and 2 c + 8, 2 c + 9 under head g. scales: magnitudes of a lane's share of the rows' scales of values, two
+  // halves.
+  template <int kTiles>
+  __device__ __forceinline__ void weigh(const float (&s)[kTiles][4], uint32_t scales, uint32_t (&weights)[kTiles][2]) {
     const __half* const tag = nullptr;
-    constexpr float kFar = 8.0f;
-    if (__any_sync(kAllLanes, fmaxf(s[0], s[2]) > top[0] + kFar || fmaxf(s[1], s[3]) > top[1] + kFar)) {
+    float best[2] = {s[0][0], s[0][1]};
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (t > 0 || e > 1) best[e % 2] = fmaxf(best[e % 2], s[t][e]);
+    }
+    const float far = above + float(kRoom);
+    const bool grown = !__hble2(bits_half2(scales), bits_half2(limit));
+    if (__any_sync(kAllLanes, best[0] > top[0] + far || best[1] > top[1] + far || grown)) {
+      const uint32_t largest = __reduce_max_sync(kAllLanes, max(scales & 0xffffu, scales >> 16));
+      const int binade = int(largest >> 10) - 15;
+      const auto next_above = float(min(kMostAbove, 6 - binade));
+      limit = (min(largest >> 10, 31u - (kRoom + 1)) + (kRoom + 1)) << 10;
+      limit |= limit << 16;
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        float best = fmaxf(top[e], fmaxf(s[e], s[2 + e]));
+        float from = fmaxf(top[e] + above, best[e]);
 #pragma unroll
-        for (int lanes = 4; lanes < 32; lanes *= 2) best = fmaxf(best, __shfl_xor_sync(kAllLanes, best, lanes));
-        const float keep = exp2_fast(top[e] - best);
-        top[e] = best;
+        for (int lanes = 4; lanes < 32; lanes *= 2) from = fmaxf(from, __shfl_xor_sync(kAllLanes, from, lanes));
+        from -= next_above;
+        const float keep = exp2_fast(top[e] - from);
+        top[e] = from;
         extra[e] *= keep, extra[2 + e] *= keep;
 #pragma unroll
         for (int t = 0; t < kDim / 16; ++t) out[t][e] *= keep, out[t][2 + e] *= keep;
       }
+      above = next_above;
     }
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
-      weights[r] = transpose(pack_pair(exp2_fast(s[2 * r] - top[0]), exp2_fast(s[2 * r + 1] - top[1]), tag));
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        weights[t][r] =
+            transpose(pack_pair(exp2_fast(s[t][2 * r] - top[0]), exp2_fast(s[t][2 * r + 1] - top[1]), tag));
+    }
   }
-  // Weights, and their products with one number of a row for each 32 channels: upper of rows 2 c and 2 c + 1, lower of
-  // 2 c + 8 and 2 c + 9, of channels 32 g..., 0 where there are none.
-  __device__ __forceinline__ void add_extra(const uint32_t (&weights)[2], uint32_t upper, uint32_t lower, int g) {
+  // To `to`, which `extra` counts: weights, and their products with one number of a row for each 32 channels: upper of
+  // rows 2 c and 2 c + 1, lower of 2 c + 8 and 2 c + 9, of channels 32 g..., 0 where there are none.
+  static __device__ __forceinline__ void add_extra(float (&to)[4], const uint32_t (&weights)[2], uint32_t upper,
+                                                   uint32_t lower, int g) {
     const __half* const tag = nullptr;
     const uint32_t ones = g == 0 ? 0x3c003c00u : 0u;
     const uint32_t a[4] = {upper, ones, lower, ones};
-    mma(extra, a, weights[0], weights[1], tag);
+    mma(to, a, weights[0], weights[1], tag);
   }
 
   struct Shared {
     float merged[kColumns][kDim + 4];
     float maxima[kWarps][kColumns], sums[kWarps][kColumns];
   };
-  // The warps' sums, added up in order, so that every run gives the same. places(j) of codes; each: of what `extra`
-  // holds for a group of channels.
-  template <class Places>
+  // The warps' sums, added up in order, so that every run gives the same. unit(j): what one is worth of the sums of
+  // channels 4 g + j.
+  template <class Unit>
   __device__ __forceinline__ void leave(Shared& shared, const DecodeScratch& scratch, int first_head, int heads,
-                                        int split, const Places& places, float each) {
+                                        int split, const Unit& unit) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     auto& [merged, maxima, sums] = shared;
 #pragma unroll
@@ -91,11 +119,11 @@ struct HeadSums {
         for (int t = 0; t < kDim / 16; ++t) {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            const float more = __shfl_sync(kAllLanes, extra[e], 4 * (t / 2) + c) * each;
+            const float more = __shfl_sync(kAllLanes, extra[e], 4 * (t / 2) + c);
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
               const int j = 2 * (t % 2) + r;
-              const float x = fmaf(out[t][2 * r + e], kCodeUnit / places(j), more) * factor[e];
+              const float x = fmaf(out[t][2 * r + e], unit(j), more) * factor[e];
               float& to = merged[2 * c + e][32 * (t / 2) + 4 * g + j];
               to = w == 0 ? x : to + x;
             }

@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(kTokenWarps * 32) attend_old_kernel(OldArgs p)
   const int64_t tiles = listed ? p.list.count[kv_head] : (end - old.sink) / kTile;
   const int64_t per_split = (tiles + p.scratch.splits - 1) / p.scratch.splits;
   const int64_t tile_end = min(tiles, (split + 1) * per_split);
+  if (split * per_split >= tiles) return leave_nothing(p.scratch, first_head, heads, split);
   const int own = head.kept / 32;  // chunks of a K row that a lane loads
   uint32_t q[2 * kChunks][4];
   load_query<kChunks>(

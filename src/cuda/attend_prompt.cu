@@ -160,18 +160,31 @@ __global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p
           }
         }
       }
+      float best[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        float best = kMinusInfinity;
+        best[r] = kMinusInfinity;
 #pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n) best = fmaxf(best, fmaxf(s[t][n][2 * r], s[t][n][2 * r + 1]));
-        best = fmaxf(best, __shfl_xor_sync(kAllLanes, best, 1));
-        best = fmaxf(best, __shfl_xor_sync(kAllLanes, best, 2));
-        const float next = fmaxf(top[t][r], best);
+        for (int n = 0; n < kKeyTiles; ++n) best[r] = fmaxf(best[r], fmaxf(s[t][n][2 * r], s[t][n][2 * r + 1]));
+        best[r] = fmaxf(best[r], __shfl_xor_sync(kAllLanes, best[r], 1));
+        best[r] = fmaxf(best[r], __shfl_xor_sync(kAllLanes, best[r], 2));
+      }
+      // Seldom after the first tiles: sums count from a new maximum.
+      if (__any_sync(kAllLanes, best[0] > top[t][0] || best[1] > top[t][1])) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float next = fmaxf(top[t][r], best[r]);
+          const float keep = next == kMinusInfinity ? 1.0f : exp2_fast((top[t][r] - next) * scale);
+          top[t][r] = next;
+          sum[t][r] *= keep;
+#pragma unroll
+          for (int c = 0; c < kChannelTiles; ++c) out[t][c][2 * r] *= keep, out[t][c][2 * r + 1] *= keep;
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
         // Rows without a key so far (windows, rows past the chunk) keep an offset of 0: exp2(-inf) is 0.
-        const float offset = next == kMinusInfinity ? 0.0f : next * scale;
-        const float keep = exp2_fast(top[t][r] * scale - offset);
-        top[t][r] = next;
+        const float offset = top[t][r] == kMinusInfinity ? 0.0f : top[t][r] * scale;
         float total = 0.0f;
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n) {
@@ -180,9 +193,7 @@ __global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p
           total += x + y;
           weights[t][n][r] = pack_pair(x, y, tag);
         }
-        sum[t][r] = sum[t][r] * keep + total;
-#pragma unroll
-        for (int c = 0; c < kChannelTiles; ++c) out[t][c][2 * r] *= keep, out[t][c][2 * r + 1] *= keep;
+        sum[t][r] += total;
       }
     }
 

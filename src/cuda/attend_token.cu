@@ -5,6 +5,7 @@
 // product is free, so a lane loads 16 bytes (8 channels) and the queries are loaded in the same order. A fragment of V
 // wants pairs of rows of one channel: a lane loads the same 8 channels of two rows and interleaves them; instance j of
 // the product then covers channels 8 n + j.
+#include "cuda/attend_quant.cuh"
 #include "cuda/attend_token.cuh"
 #include "cuda/row_groups.cuh"
 
@@ -42,13 +43,6 @@ struct Fp8 {
   static constexpr bool kRuns = false, kRowScales = true;
 };
 
-struct TokenArgs {
-  AttendArgs a;
-  TileList list;
-  const int64_t* position;
-  DecodeScratch scratch;
-};
-
 // kRing: some rows lie elsewhere (cuda/old.h).
 template <class Type, int kDim, bool kRing>
 __global__ void __launch_bounds__(kWarps * 32) attend_token_kernel(TokenArgs p) {
@@ -83,6 +77,7 @@ __global__ void __launch_bounds__(kWarps * 32) attend_token_kernel(TokenArgs p) 
                                 : (rows - origin + kTile - 1) / kTile;
   const int64_t per_split = (tiles + p.scratch.splits - 1) / p.scratch.splits;
   const int64_t tile_end = min(tiles, (split + 1) * per_split);
+  if (split * per_split >= tiles) return leave_nothing(p.scratch, first_head, heads, split);
 
   uint32_t q[2 * kChunks][4];
   load_query<kChunks>(
@@ -178,34 +173,51 @@ __global__ void __launch_bounds__(kWarps * 32) attend_token_kernel(TokenArgs p) 
   sums.leave(shared, p.scratch, first_head, heads, split);
 }
 
-// One warp takes 32 channels of one head.
-__global__ void merge_kernel(DecodeScratch scratch, int heads, int dim, CardRow out) {
+// A block takes 32 channels of one head, a warp of it every kMergeWarps-th piece.
+constexpr int kMergeWarps = 4;
+__global__ void __launch_bounds__(kMergeWarps * 32)
+    merge_kernel(DecodeScratch scratch, int heads, int dim, CardRow out) {
+  __shared__ float sums[kMergeWarps][32], tops[kMergeWarps], weights[kMergeWarps];
   let_next_start();
   wait_for_previous();
   const int groups = heads * dim / 32, pieces = scratch.pieces();
-  const int group = int(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32), lane = threadIdx.x % 32;
-  if (group >= groups) return;
+  const int group = int(blockIdx.x), warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
   const int head = group / (dim / 32), channel = group % (dim / 32) * 32 + lane;
   const float* lse = scratch.lse + int64_t(head) * pieces;
-  float top = kMinusInfinity;
-  for (int s = lane; s < pieces; s += 32) top = fmaxf(top, lse[s]);
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
-  float sum = 0.0f, weight = 0.0f;
   const float* from = scratch.out + int64_t(head) * pieces * dim + channel;
-  for (int base = 0; base < pieces; base += 32) {
-    const int mine = base + lane;
-    const float w = mine < pieces && lse[mine] != kMinusInfinity ? __expf(lse[mine] - top) : 0.0f;
-    const int n = min(32, pieces - base);
-    // Pieces without rows hold zeros, so that no load waits for a decision.
+  float top = kMinusInfinity, sum = 0.0f, weight = 0.0f;
+  for (int base = warp; base < pieces; base += 32 * kMergeWarps) {
+    const int mine = base + lane * kMergeWarps;
+    const float of_mine = mine < pieces ? lse[mine] : kMinusInfinity;
+    // Pieces without rows have left nothing; what is not a number is to be seen.
+    const unsigned there = __ballot_sync(kAllLanes, of_mine != kMinusInfinity);
+    if (there == 0) continue;
+    const float best = fmaxf(top, warp_max(of_mine));
+    const float keep = top == kMinusInfinity ? 0.0f : __expf(top - best);
+    top = best;
+    const float w = of_mine != kMinusInfinity ? __expf(of_mine - top) : 0.0f;
+    sum *= keep;
+    weight = weight * keep + warp_sum(w);
+    const int used = 32 - __clz(int(there));
 #pragma unroll 8
-    for (int s = 0; s < n; ++s) {
-      const float share = __shfl_sync(kAllLanes, w, s);
-      weight += share;
-      sum += share * from[int64_t(base + s) * dim];
+    for (int s = 0; s < used; ++s) {
+      const float share = __shfl_sync(kAllLanes, w, s), x = from[int64_t(base + s * kMergeWarps) * dim];
+      sum += there >> s & 1 ? share * x : 0.0f;
     }
   }
-  const float v = weight > 0.0f ? sum / weight : 0.0f;
+  sums[warp][lane] = sum;
+  if (lane == 0) tops[warp] = top, weights[warp] = weight;
+  __syncthreads();
+  if (warp > 0) return;
+#pragma unroll
+  for (int w = 1; w < kMergeWarps; ++w) top = fmaxf(top, tops[w]);
+  sum = weight = 0.0f;
+#pragma unroll
+  for (int w = 0; w < kMergeWarps; ++w) {
+    const float share = weights[w] != 0.0f ? __expf(tops[w] - top) : 0.0f;
+    sum += share * sums[w][lane], weight += share * weights[w];
+  }
+  const float v = weight != 0.0f ? sum / weight : 0.0f;
   out.f[int64_t(group) * 32 + lane] = v;
   store_group(v, group, groups, lane, out);
 }
@@ -230,6 +242,7 @@ Status attend_token(const AttendArgs& a, const TileList& list, const int64_t* po
                     CardStreamHandle stream) {
   const TokenArgs p{a, list, position, scratch};
   if (a.kv.ring > 0) return run<Half, true>(p, stream);
+  if (attends_quant(a.kv)) return attend_quant(p, stream);
   if (a.kv.type == KvType::kF16) return run<Half>(p, stream);
   if (a.kv.type == KvType::kBf16) return run<Bfloat>(p, stream);
   if (a.kv.type == KvType::kQ4_0) return run<Quant4>(p, stream);
@@ -239,7 +252,7 @@ Status attend_token(const AttendArgs& a, const TileList& list, const int64_t* po
 
 Status merge_partials(const DecodeScratch& scratch, int heads, int dim, const CardRow& out, CardStreamHandle stream) {
   const int groups = heads * dim / 32;
-  return launch_close("merge_partials", merge_kernel, unsigned((groups + 3) / 4), 128, stream, scratch, heads, dim,
+  return launch_close("merge_partials", merge_kernel, unsigned(groups), kMergeWarps * 32, stream, scratch, heads, dim,
                       out);
 }
 

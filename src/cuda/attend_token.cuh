@@ -12,6 +12,11 @@ namespace longkv::card {
 constexpr int kTokenWarps = 4;
 constexpr int kTokenTile = 16;  // rows that a warp takes at a time, and query heads of a block of threads
 
+// The partial of a block without rows, whose sums are not read (merge_partials()).
+__device__ __forceinline__ void leave_nothing(const DecodeScratch& scratch, int first_head, int heads, int split) {
+  if (int(threadIdx.x) < heads) scratch.lse[scratch.at(first_head + int(threadIdx.x), split)] = kMinusInfinity;
+}
+
 __device__ __forceinline__ uint32_t word_of(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
@@ -31,6 +36,10 @@ __device__ __forceinline__ void load_query(const half_t* q, int dim, int heads, 
   }
 }
 
+// `top` of a head of which no row was seen: a number, so that masked scores weigh 0 against it and what is not a number
+// stays so.
+constexpr float kNothing = -1e30f;
+
 // What a warp has of the rows that it passed. Channel of out[8 pass + j][e]: 8 (kRuns ? column * kPasses + pass :
 // 8 pass + column) + j with column 2 c + e % 2, of head g + 8 (e / 2).
 template <int kDim, bool kRuns>
@@ -45,7 +54,7 @@ struct TokenSums {
 #pragma unroll
       for (int e = 0; e < 4; ++e) out[i][e] = 0.0f;
     }
-    top[0] = top[1] = kMinusInfinity;
+    top[0] = top[1] = kNothing;
     sum[0] = sum[1] = 0.0f;
   }
 
@@ -63,7 +72,7 @@ struct TokenSums {
       best[r] = fmaxf(best[r], __shfl_xor_sync(kAllLanes, best[r], 1));
       best[r] = fmaxf(best[r], __shfl_xor_sync(kAllLanes, best[r], 2));
       const float next = fmaxf(top[r], best[r]);
-      keep[r] = next == kMinusInfinity ? 1.0f : exp2_fast(top[r] - next);
+      keep[r] = exp2_fast(top[r] - next);
       top[r] = next;
       sum[r] *= keep[r];
     }
@@ -71,7 +80,7 @@ struct TokenSums {
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        s[h][e] = top[e / 2] == kMinusInfinity ? 0.0f : exp2_fast(s[h][e] - top[e / 2]);
+        s[h][e] = exp2_fast(s[h][e] - top[e / 2]);
         sum[e / 2] += s[h][e];
       }
     }
@@ -119,9 +128,9 @@ struct TokenSums {
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float all = kMinusInfinity;
+      float all = kNothing;
       for (int w = 0; w < kTokenWarps; ++w) all = fmaxf(all, maxima[w][g + 8 * r]);
-      factor[r] = top[r] == kMinusInfinity ? 0.0f : exp2_fast(top[r] - all);
+      factor[r] = exp2_fast(top[r] - all);
     }
     for (int w = 0; w < kTokenWarps; ++w) {
       if (w == warp) {
@@ -146,11 +155,9 @@ struct TokenSums {
     }
     for (int i = threadIdx.x; i < heads * kDim; i += blockDim.x) {
       const int h = i / kDim, channel = i % kDim;
-      float all = kMinusInfinity, total = 0.0f;
+      float all = kNothing, total = 0.0f;
       for (int w = 0; w < kTokenWarps; ++w) all = fmaxf(all, maxima[w][h]);
-      for (int w = 0; w < kTokenWarps; ++w) {
-        if (maxima[w][h] != kMinusInfinity) total += sums[w][h] * exp2_fast(maxima[w][h] - all);
-      }
+      for (int w = 0; w < kTokenWarps; ++w) total += sums[w][h] * exp2_fast(maxima[w][h] - all);
       const int64_t at = scratch.at(first_head + h, split);
       scratch.out[at * kDim + channel] = total != 0.0f ? merged[h][channel] / total : 0.0f;
       if (channel == 0) scratch.lse[at] = total != 0.0f ? all * kLn2 + logf(total) : kMinusInfinity;

@@ -29,20 +29,30 @@ __device__ __forceinline__ void let_next_start() {
 
 bool cards_overlap_kernels();  // the present card can, and the build has code that does
 
-// Every kernel launched so must call wait_for_previous().
+// Every kernel launched so must call wait_for_previous(). shared_bytes: of shared memory that it does not declare.
 template <class... Parameters, class... Arguments>
-Status launch_close(const char* name, void (*kernel)(Parameters...), dim3 grid, unsigned threads,
-                    CardStreamHandle stream, Arguments... arguments) {
+Status launch_close_with(const char* name, void (*kernel)(Parameters...), dim3 grid, unsigned threads, int shared_bytes,
+                         CardStreamHandle stream, Arguments... arguments) {
+  if (shared_bytes > 0) {  // with what the kernel declares it may exceed what needs no leave
+    LONGKV_TRY(
+        cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name));
+  }
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = size_t(shared_bytes);
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = cards_overlap_kernels() ? 1 : 0;
   return cuda_status(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), name);
+}
+template <class... Parameters, class... Arguments>
+Status launch_close(const char* name, void (*kernel)(Parameters...), dim3 grid, unsigned threads,
+                    CardStreamHandle stream, Arguments... arguments) {
+  return launch_close_with(name, kernel, grid, threads, 0, stream, arguments...);
 }
 
 constexpr unsigned kAllLanes = ~0u;

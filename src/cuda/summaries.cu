@@ -96,7 +96,7 @@ struct ByteChunk {
 // Eight lanes a block, each with every eighth chunk of eight channels. Scores of the query heads are added up, which is
 // the score of their sum, or the largest counts.
 template <class Chunk, int kDim, bool kWidths, bool kMax>
-__global__ void __launch_bounds__(kScoreThreads)
+__global__ void __launch_bounds__(kScoreThreads, kDim <= 128 ? 4 : 2)  // so that all blocks run at once
     score_kernel(const half_t* q, bool bfloat, int group, CardSummaries s, ChoiceRules rules, const int64_t* position,
                  float* scores) {
   constexpr int kChunks = kDim / 8 / kLanes;

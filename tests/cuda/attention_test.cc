@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "cuda/card.h"
 #include "cuda/kv.h"
@@ -42,8 +43,9 @@ card::CardRope make_rope(int half, RopePairs pairs, int64_t positions, std::vect
   return {keep[keep.size() - 2].as<double>(), keep.back().as<double>(), half, pairs, 1.25f};
 }
 
-// Appends n tokens at positions [0, n) in two pieces.
-Tokens make_tokens(const Shape& s, int64_t n, uint32_t seed, RopePairs pairs = RopePairs::kHalves, int rotated = 0) {
+// Appends n tokens at positions [0, n) in two pieces. value(position, v): what a value is to be instead of v.
+Tokens make_tokens(const Shape& s, int64_t n, uint32_t seed, RopePairs pairs = RopePairs::kHalves, int rotated = 0,
+                   const std::function<float(int64_t, float)>& value = nullptr) {
   const int all = s.heads + 2 * s.kv_heads, half = (rotated > 0 ? rotated : s.dim) / 2;
   Tokens t{s,
            n,
@@ -53,6 +55,10 @@ Tokens make_tokens(const Shape& s, int64_t n, uint32_t seed, RopePairs pairs = R
            OnCard(n * s.heads * s.dim * 2),
            {}};
   t.kv = card::place_kv(s.type, s.kv_heads, s.dim, s.capacity, t.kv_memory.data());
+  for (int64_t p = 0; value && p < n; ++p) {
+    float* values = &t.qkv[size_t((p * all + s.heads + s.kv_heads) * s.dim)];
+    for (int i = 0; i < s.kv_heads * s.dim; ++i) values[i] = value(p, values[i]);
+  }
   std::vector<OnCard> keep;
   const card::CardRope rope = make_rope(half, pairs, n, keep);
   const OnCard in = OnCard::of(t.qkv);
@@ -214,6 +220,125 @@ TEST(CardAttention, OneTokenOverEveryShapeAndLength) {
         for (int h = 0; h < c.heads; ++h)
           expect_near(attention_of(t, c.rows - 1, h, scale, c.cap, c.window), &got[size_t(h * c.dim)], tolerance(type));
       }
+    }
+  }
+}
+
+// Rows of K (first) and V of one head, [2][n][dim], as their codes and scales say.
+std::vector<double> exact_rows(const Tokens& t, int kv_head) {
+  const CardKv& kv = t.kv;
+  const int bytes = card::value_bytes(kv.type, kv.dim), scales = card::scale_count(kv.type, kv.dim);
+  const auto all = t.kv_memory.read<uint8_t>(card::card_kv_bytes(kv.type, kv.kv_heads, kv.dim, kv.capacity));
+  std::vector<double> rows;
+  for (const bool key : {true, false}) {
+    for (int64_t r = 0; r < t.n; ++r) {
+      const int64_t row = kv_head * kv.capacity + r;
+      const uint8_t* values = &all[size_t((key ? kv.k : kv.v) - t.kv_memory.data() + row * bytes)];
+      const auto* scale = reinterpret_cast<const uint16_t*>(&all[size_t(
+          reinterpret_cast<uint8_t*>(key ? kv.k_scale : kv.v_scale) - t.kv_memory.data() + row * scales * 2)]);
+      for (int i = 0; i < kv.dim; ++i) {
+        int code = int8_t(values[i]);
+        if (kv.type == KvType::kQ4_0) {
+          uint32_t word = 0;
+          std::memcpy(&word, values + i / 8 * 4, 4);
+          code = int(word >> (i % 8 / 2 * 4 + i % 2 * 16) & 15) - 8;
+        }
+        rows.push_back(double(test::half_float(scale[i / 32])) * code);
+      }
+    }
+  }
+  return rows;
+}
+
+// Values so small that products of weights and scales could leave the normal halves, of many rows that share the mass.
+// A weight, and its product with a scale, are off by half a unit of a half's last place, 2^-12 of a value on average,
+// each on its own; what rows have in common, by little more than fp32 sums are.
+TEST(CardAttention, SmallValuesOfManyRows) {
+  LONGKV_NEED_CARD();
+  struct Case {
+    int heads, kv_heads, dim, splits;
+    float of_values, mean;
+  };
+  const Case cases[] = {{5, 1, 128, 1, 0.02f, 0.0f}, {6, 2, 64, 1, 0.02f, 1.0f},  {7, 1, 256, 1, 0.02f, 0.0f},
+                        {9, 1, 128, 1, 1e-4f, 1.0f}, {3, 1, 128, 17, 3e3f, 1.0f}, {3, 1, 64, 1, 0.02f, 3.0f}};
+  for (KvType type : {KvType::kQ8_0, KvType::kQ4_0}) {
+    double worst = 0;
+    for (const Case& c : cases) {
+      SCOPED_TRACE(testing::Message() << kv_type_name(type) << ' ' << c.heads << '/' << c.kv_heads << " x " << c.dim
+                                      << ", values of " << c.of_values);
+      constexpr int64_t kRows = 20000;
+      const Shape s{type, c.heads, c.kv_heads, c.dim, kRows + 16};
+      // Every 4000th row has values a hundred times larger where they are small enough.
+      const Tokens t = make_tokens(s, kRows, 31, RopePairs::kHalves, 0, [&](int64_t r, float v) {
+        return (v + c.mean) * c.of_values * (r % 4000 == 3999 && c.of_values < 1.0f ? 100.0f : 1.0f);
+      });
+      const OnCard scratch(card::DecodeScratch::bytes(c.heads, c.splits, c.dim)),
+          row(card::CardRow::bytes(c.heads * c.dim));
+      const card::DecodeScratch d{c.splits, scratch.as<float>(),
+                                  scratch.as<float>() + int64_t(c.heads) * c.splits * c.dim};
+      const std::vector<int64_t> position = {kRows - 1};
+      const OnCard at = OnCard::of(position);
+      const auto scale = float(1 / std::sqrt(double(c.dim)));
+      const card::AttendArgs a{t.q.as<card::half_t>() + (kRows - 1) * c.heads * c.dim, c.heads, t.kv, scale, 0.0f, 0};
+      ASSERT_DONE(card::attend_token(a, {}, at.as<int64_t>(), d, nullptr));
+      ASSERT_DONE(card::merge_partials(d, c.heads, c.dim, card::CardRow::at(row.data(), c.heads * c.dim), nullptr));
+      const auto got = row.read<float>(c.heads * c.dim);
+      const auto queries = t.q.read<uint16_t>(kRows * c.heads * c.dim);
+      for (int h = 0; h < c.heads; ++h) {
+        if (h % 2 == 1 && h + 1 < c.heads) continue;
+        const std::vector<double> rows = exact_rows(t, h / (c.heads / c.kv_heads));
+        std::vector<double> weight, want(size_t(c.dim));
+        double top = -1e300, sum = 0, squares = 0, error = 0, norm = 0;
+        for (int64_t r = 0; r < kRows; ++r) {
+          double dot = 0;
+          for (int i = 0; i < c.dim; ++i)
+            dot += test::half_float(queries[size_t(((kRows - 1) * c.heads + h) * c.dim + i)]) *
+                   rows[size_t(r * c.dim + i)];
+          weight.push_back(dot * scale);
+          top = std::max(top, weight.back());
+        }
+        for (double& w : weight) sum += w = std::exp(w - top);
+        for (int64_t r = 0; r < kRows; ++r) {
+          const double w = weight[size_t(r)] / sum;
+          for (int i = 0; i < c.dim; ++i) {
+            const double x = w * rows[size_t((kRows + r) * c.dim + i)];
+            want[size_t(i)] += x, squares += x * x;
+          }
+        }
+        for (int i = 0; i < c.dim; ++i) {
+          const double have = got[size_t(h * c.dim + i)];
+          ASSERT_TRUE(std::isfinite(have));
+          error += (have - want[size_t(i)]) * (have - want[size_t(i)]), norm += want[size_t(i)] * want[size_t(i)];
+        }
+        const double part = std::sqrt(error) / (0x1p-10 * std::sqrt(squares) + 0x1p-14 * std::sqrt(norm));
+        EXPECT_LE(part, 1.0) << "head " << h;
+        worst = std::max(worst, part);
+      }
+    }
+    std::printf("  %s: largest error %.2f of what is allowed\n", kv_type_name(type), worst);
+  }
+}
+
+// A query that is no number gives an answer that is none, and no other head's.
+TEST(CardAttention, NotANumberStaysSo) {
+  LONGKV_NEED_CARD();
+  for (KvType type : kRowTypes) {
+    for (int splits : {1, 5, 70}) {
+      SCOPED_TRACE(testing::Message() << kv_type_name(type) << ", " << splits << " splits");
+      constexpr int64_t kRows = 100;
+      const Shape s{type, 6, 2, 64, 112};
+      const Tokens t = make_tokens(s, kRows, 31);
+      const int64_t first = (kRows - 1) * s.heads * s.dim;
+      auto queries = t.q.read<uint16_t>(kRows * s.heads * s.dim);
+      queries[size_t(first + s.dim + 3)] = 0x7fff;  // of head 1, in either type of halves
+      const OnCard q = OnCard::of(queries), scratch(card::DecodeScratch::bytes(s.heads, splits, s.dim)),
+                   row(card::CardRow::bytes(s.heads * s.dim)), at = OnCard::of(std::vector<int64_t>{kRows - 1});
+      const card::DecodeScratch d{splits, scratch.as<float>(), scratch.as<float>() + int64_t(s.heads) * splits * s.dim};
+      const card::AttendArgs a{q.as<card::half_t>() + first, s.heads, t.kv, 0.125f, 0.0f, 0};
+      ASSERT_DONE(card::attend_token(a, {}, at.as<int64_t>(), d, nullptr));
+      ASSERT_DONE(card::merge_partials(d, s.heads, s.dim, card::CardRow::at(row.data(), s.heads * s.dim), nullptr));
+      const auto got = row.read<float>(s.heads * s.dim);
+      for (int i = 0; i < s.heads * s.dim; ++i) ASSERT_EQ(std::isnan(got[size_t(i)]), i / s.dim == 1) << i;
     }
   }
 }

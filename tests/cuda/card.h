@@ -20,6 +20,11 @@
     const ::longkv::Status done_status = (expr);            \
     ASSERT_TRUE(done_status.ok()) << done_status.message(); \
   } while (0)
+#define EXPECT_DONE(expr)                                   \
+  do {                                                      \
+    const ::longkv::Status done_status = (expr);            \
+    EXPECT_TRUE(done_status.ok()) << done_status.message(); \
+  } while (0)
 
 namespace longkv::test {
 

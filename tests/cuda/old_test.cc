@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "cuda/card.h"
@@ -206,87 +207,130 @@ TEST(CardOld, ReadsBackAsTheCpuEncodes) {
   }
 }
 
-// All rows, and rows of a list whose tiles lie in either part, some of them partly.
+// Attention over a layer in which rows of values are `of_values` (normal + mean), by so many pieces of work, against
+// double precision over the rows as they read back. `listed`: over a list whose tiles lie in either part, some of them
+// partly. allowed(norm of the result, root of the sum over rows of squares of what each adds). Returns the largest
+// share of what is allowed.
+double expect_attention(const Case& c, bool listed, float of_values, float mean, int raw_splits, int old_splits,
+                        const std::function<double(double, double)>& allowed) {
+  double worst = 0;
+  Layer l(c);
+  EXPECT_DONE(card::fill_rows(l.raw, c.rows, 6, nullptr));
+  if (of_values != 1.0f || mean != 0.0f) {
+    const int64_t half = c.kv_heads * l.capacity * c.dim;
+    auto rows = l.raw_memory.read<uint16_t>(2 * half);
+    for (int64_t i = half; i < 2 * half; ++i)
+      rows[size_t(i)] = to_f16((test::half_float(rows[size_t(i)]) + mean) * of_values).bits;
+    Layer::copy(l.raw_memory.as<uint16_t>(), rows);
+  }
+  EXPECT_DONE(card::encode_old(l.old, l.raw, c.sink, l.end, nullptr));
+  EXPECT_DONE(card::add_means(l.old, l.raw, c.sink, l.end, nullptr));
+  EXPECT_DONE(card::copy_rows(l.raw, 0, c.sink, l.kept, nullptr));
+  EXPECT_DONE(card::copy_rows(l.raw, l.end, c.rows, l.kept, nullptr));
+  const OnCard back(card::card_kv_bytes(KvType::kF16, c.kv_heads, c.dim, l.capacity));
+  const CardKv to = card::place_kv(KvType::kF16, c.kv_heads, c.dim, l.capacity, back.data());
+  EXPECT_DONE(card::read_old(l.old, l.kept, 0, c.rows, l.end, to, nullptr));
+  const auto rows = l.read(back);
+  std::vector<bool> seen(size_t(c.rows), !listed);
+  std::vector<int32_t> tiles;
+  int32_t count = 0;
+  for (int64_t t = 0; listed && t * 16 < c.rows; t += 3) {
+    const int64_t first = t * 16 + (t % 2 == 0 ? 0 : 5), last = std::min(c.rows, t * 16 + 16);
+    if (first >= last) continue;
+    tiles.push_back(int32_t(first)), tiles.push_back(int32_t(last - first));
+    ++count;
+    std::fill(seen.begin() + first, seen.begin() + last, true);
+  }
+  const int64_t stride = std::max<int64_t>(1, count);
+  std::vector<int32_t> all_tiles;
+  for (int h = 0; h < c.kv_heads; ++h) all_tiles.insert(all_tiles.end(), tiles.begin(), tiles.end());
+  all_tiles.insert(all_tiles.end(), size_t(c.kv_heads), count);
+  const OnCard list_memory = OnCard::of(all_tiles);
+  card::TileList list;
+  if (listed)
+    list = {list_memory.as<int32_t>(), list_memory.as<int32_t>() + 2 * c.kv_heads * stride, stride, false, nullptr};
+
+  const auto queries = test::to_halves(test::normal_floats(c.heads * c.dim, 9));
+  const OnCard q = OnCard::of(queries), gathered(c.heads * c.dim * 2), shift(c.heads * 4);
+  const int splits = raw_splits + old_splits;
+  const OnCard partials(card::DecodeScratch::bytes(c.heads, splits, c.dim)), out(card::CardRow::bytes(c.heads * c.dim));
+  card::DecodeScratch raw{raw_splits, partials.as<float>(), partials.as<float>() + int64_t(c.heads) * splits * c.dim, 0,
+                          splits};
+  card::DecodeScratch old = raw;
+  old.splits = old_splits, old.first = raw_splits;
+  const OnCard position = OnCard::of(std::vector<int64_t>{c.rows - 1});
+  const auto scale = float(1 / std::sqrt(double(c.dim)));
+  const card::AttendArgs a{q.as<card::half_t>(), c.heads, l.kept, scale, float(c.cap), 0, l.old.end};
+  card::AttendOldArgs b{q.as<card::half_t>(), nullptr, c.heads, l.old, scale, float(c.cap)};
+  if (l.masked()) {
+    EXPECT_DONE(card::gather_queries(q.as<card::half_t>(), c.heads, l.old, scale, gathered.as<card::half_t>(),
+                                     shift.as<float>(), nullptr));
+    b.q = gathered.as<card::half_t>(), b.shift = shift.as<float>();
+  }
+  EXPECT_DONE(card::attend_token(a, list, position.as<int64_t>(), raw, nullptr));
+  EXPECT_DONE(card::attend_old(b, list, old, nullptr));
+  EXPECT_DONE(card::merge_partials(old, c.heads, c.dim, card::CardRow::at(out.data(), c.heads * c.dim), nullptr));
+  const auto got = out.read<float>(c.heads * c.dim);
+  const int group = c.heads / c.kv_heads;
+  for (int h = 0; h < c.heads; ++h) {
+    std::vector<double> want(size_t(c.dim), 0.0);
+    double sum = 0, squares = 0, error = 0, norm = 0;
+    for (int64_t r = 0; r < c.rows; ++r) {
+      if (!seen[size_t(r)]) continue;
+      double dot = 0;
+      for (int i = 0; i < c.dim; ++i)
+        dot += test::half_float(queries[size_t(h * c.dim + i)]) * l.row(rows, true, h / group, r)[i];
+      dot *= scale;
+      if (c.cap > 0) dot = c.cap * std::tanh(dot / c.cap);
+      const double w = std::exp(dot);
+      sum += w;
+      for (int i = 0; i < c.dim; ++i) {
+        const double x = w * l.row(rows, false, h / group, r)[i];
+        want[size_t(i)] += x, squares += x * x;
+      }
+    }
+    for (int i = 0; i < c.dim; ++i) {
+      const double x = want[size_t(i)] / sum, y = got[size_t(h * c.dim + i)];
+      EXPECT_TRUE(std::isfinite(y));
+      error += (x - y) * (x - y), norm += x * x;
+    }
+    const double part = std::sqrt(error) / allowed(std::sqrt(norm), std::sqrt(squares) / sum);
+    EXPECT_LE(part, 1.0) << "head " << h;
+    worst = std::max(worst, part);
+  }
+  return worst;
+}
+
 TEST(CardOld, AttentionAsInDouble) {
   LONGKV_NEED_CARD();
   for (const Case& c : kCases) {
     for (const bool listed : {false, true}) {
       SCOPED_TRACE(name_of(c) << (listed ? ", listed" : ""));
-      Layer l(c);
-      ASSERT_DONE(card::fill_rows(l.raw, c.rows, 6, nullptr));
-      ASSERT_DONE(card::encode_old(l.old, l.raw, c.sink, l.end, nullptr));
-      ASSERT_DONE(card::add_means(l.old, l.raw, c.sink, l.end, nullptr));
-      ASSERT_DONE(card::copy_rows(l.raw, 0, c.sink, l.kept, nullptr));
-      ASSERT_DONE(card::copy_rows(l.raw, l.end, c.rows, l.kept, nullptr));
-      const OnCard back(card::card_kv_bytes(KvType::kF16, c.kv_heads, c.dim, l.capacity));
-      const CardKv to = card::place_kv(KvType::kF16, c.kv_heads, c.dim, l.capacity, back.data());
-      ASSERT_DONE(card::read_old(l.old, l.kept, 0, c.rows, l.end, to, nullptr));
-      const auto rows = l.read(back);
-      std::vector<bool> seen(size_t(c.rows), !listed);
-      std::vector<int32_t> tiles;
-      int32_t count = 0;
-      for (int64_t t = 0; listed && t * 16 < c.rows; t += 3) {
-        const int64_t first = t * 16 + (t % 2 == 0 ? 0 : 5), last = std::min(c.rows, t * 16 + 16);
-        if (first >= last) continue;
-        tiles.push_back(int32_t(first)), tiles.push_back(int32_t(last - first));
-        ++count;
-        std::fill(seen.begin() + first, seen.begin() + last, true);
-      }
-      const int64_t stride = std::max<int64_t>(1, count);
-      std::vector<int32_t> all_tiles;
-      for (int h = 0; h < c.kv_heads; ++h) all_tiles.insert(all_tiles.end(), tiles.begin(), tiles.end());
-      all_tiles.insert(all_tiles.end(), size_t(c.kv_heads), count);
-      const OnCard list_memory = OnCard::of(all_tiles);
-      card::TileList list;
-      if (listed)
-        list = {list_memory.as<int32_t>(), list_memory.as<int32_t>() + 2 * c.kv_heads * stride, stride, false, nullptr};
+      // Weights, keys and values are halves: 2^-11 of what they are, of averages over many rows.
+      expect_attention(c, listed, 1.0f, 0.0f, 3, 7, [](double norm, double) { return 6e-3 * norm; });
+    }
+  }
+}
 
-      const auto queries = test::to_halves(test::normal_floats(c.heads * c.dim, 9));
-      const OnCard q = OnCard::of(queries), gathered(c.heads * c.dim * 2), shift(c.heads * 4);
-      constexpr int kRaw = 3, kOld = 7;
-      const OnCard partials(card::DecodeScratch::bytes(c.heads, kRaw + kOld, c.dim)),
-          out(card::CardRow::bytes(c.heads * c.dim));
-      card::DecodeScratch raw{kRaw, partials.as<float>(),
-                              partials.as<float>() + int64_t(c.heads) * (kRaw + kOld) * c.dim, 0, kRaw + kOld};
-      card::DecodeScratch old = raw;
-      old.splits = kOld, old.first = kRaw;
-      const OnCard position = OnCard::of(std::vector<int64_t>{c.rows - 1});
-      const auto scale = float(1 / std::sqrt(double(c.dim)));
-      const card::AttendArgs a{q.as<card::half_t>(), c.heads, l.kept, scale, float(c.cap), 0, l.old.end};
-      card::AttendOldArgs b{q.as<card::half_t>(), nullptr, c.heads, l.old, scale, float(c.cap)};
-      if (l.masked()) {
-        ASSERT_DONE(card::gather_queries(q.as<card::half_t>(), c.heads, l.old, scale, gathered.as<card::half_t>(),
-                                         shift.as<float>(), nullptr));
-        b.q = gathered.as<card::half_t>(), b.shift = shift.as<float>();
-      }
-      ASSERT_DONE(card::attend_token(a, list, position.as<int64_t>(), raw, nullptr));
-      ASSERT_DONE(card::attend_old(b, list, old, nullptr));
-      ASSERT_DONE(card::merge_partials(old, c.heads, c.dim, card::CardRow::at(out.data(), c.heads * c.dim), nullptr));
-      const auto got = out.read<float>(c.heads * c.dim);
-      const int group = c.heads / c.kv_heads;
-      for (int h = 0; h < c.heads; ++h) {
-        std::vector<double> want(size_t(c.dim), 0.0);
-        double sum = 0, error = 0, norm = 0;
-        for (int64_t r = 0; r < c.rows; ++r) {
-          if (!seen[size_t(r)]) continue;
-          double dot = 0;
-          for (int i = 0; i < c.dim; ++i)
-            dot += test::half_float(queries[size_t(h * c.dim + i)]) * l.row(rows, true, h / group, r)[i];
-          dot *= scale;
-          if (c.cap > 0) dot = c.cap * std::tanh(dot / c.cap);
-          const double w = std::exp(dot);
-          sum += w;
-          for (int i = 0; i < c.dim; ++i) want[size_t(i)] += w * l.row(rows, false, h / group, r)[i];
-        }
-        for (int i = 0; i < c.dim; ++i) {
-          const double x = want[size_t(i)] / sum, y = got[size_t(h * c.dim + i)];
-          ASSERT_TRUE(std::isfinite(y));
-          error += (x - y) * (x - y), norm += x * x;
-        }
-        // Weights, keys and values are halves: 2^-11 of what they are, of averages over many rows.
-        EXPECT_LE(std::sqrt(error), 6e-3 * std::sqrt(norm)) << "head " << h;
+// Values so small that products of weights and scales could leave the normal halves, of many rows that share the mass.
+// A weight, its product with a scale, and products of queries with keys' scales are off by half a unit of a half's last
+// place, some 2^-12 of what they are, each on its own.
+TEST(CardOld, SmallValuesOfManyRows) {
+  LONGKV_NEED_CARD();
+  const Case cases[] = {{KvType::kKivi4, 5, 1, 128, 20000, 0, 32, 128}, {KvType::kKivi2, 5, 1, 128, 20000, 0, 32, 128},
+                        {KvType::kKivi4, 3, 1, 64, 20000, 16, 32, 64},  {KvType::kKivi2, 7, 1, 64, 20000, 16, 32, 64},
+                        {KvType::kKivi4, 1, 1, 256, 20000, 0, 32, 256}, {KvType::kKivi2, 3, 1, 256, 20000, 0, 32, 256}};
+  for (const Case& c : cases) {
+    double worst = 0;
+    for (const auto& [of_values, mean] : {std::pair{0.02f, 0.0f}, {1e-4f, 0.0f}, {0.02f, 3.0f}, {300.0f, 0.0f}}) {
+      for (const bool listed : {false, true}) {
+        SCOPED_TRACE(name_of(c) << ", values of " << of_values << " and " << mean << (listed ? ", listed" : ""));
+        worst = std::max(worst, expect_attention(c, listed, of_values, mean, 1, 1, [](double norm, double each) {
+                           return 0x1p-9 * each + 0x1p-13 * norm;
+                         }));
       }
     }
+    std::printf("  %s, %d channels: largest error %.2f of what is allowed\n", kv_type_name(c.type), c.dim, worst);
   }
 }
 
