@@ -104,24 +104,18 @@ void block_values(const BlockValues& b) {
   }
 }
 
-HWY_INLINE bool integer_products() {
-#if defined(__x86_64__)
-  return active_isa() >= IsaLevel::kAvx2;
-#else
-  return false;
-#endif
-}
-
 HWY_INLINE void key_products(const BlockKeys* b, int n) {
 #if defined(__x86_64__)
-  if (integer_products()) return avx2::block_key_products(b, n);
+  if (active_isa() >= IsaLevel::kAvx512Vnni) return avx512vnni::block_key_products(b, n);
+  if (active_isa() >= IsaLevel::kAvx2) return avx2::block_key_products(b, n);
 #endif
   for (int i = 0; i < n; ++i) block_keys(b[i]);
 }
 
 HWY_INLINE void value_products(const BlockValues* b, int n) {
 #if defined(__x86_64__)
-  if (integer_products()) return avx2::block_value_products(b, n);
+  if (active_isa() >= IsaLevel::kAvx512Vnni) return avx512vnni::block_value_products(b, n);
+  if (active_isa() >= IsaLevel::kAvx2) return avx2::block_value_products(b, n);
 #endif
   for (int i = 0; i < n; ++i) block_values(b[i]);
 }

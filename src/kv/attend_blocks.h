@@ -3,7 +3,8 @@
 // Scores: the scales of a block's channels are folded into the query, s_t = sum_c (q_c scale_c) code_tc +
 // sum_c q_c min_c. Values: those of a row into its weight, out_c = sum_t (p_t scale_t) code_tc + sum_t p_t min_t.
 // Where the CPU has integer products, folded queries are rounded to int8 (one scale per head and block: error of a
-// channel at most 1 / 254 of the largest) and folded weights to int16 (1 / 65534 of the largest); sums are exact.
+// channel at most 1 / 254 of the largest) and folded weights to int16 (1 / 65534 of the largest; with VNNI 1 / 131070);
+// sums are exact.
 #pragma once
 
 #include <cstdint>
@@ -47,10 +48,14 @@ struct BlockValues {
   int64_t ahead_bytes = 0;
 };
 
-namespace avx2 {
 // `n` <= kBlocksAtOnce blocks of the same type, channels and heads.
+namespace avx2 {
 void block_key_products(const BlockKeys* b, int n);
 void block_value_products(const BlockValues* b, int n);
 }  // namespace avx2
+namespace avx512vnni {
+void block_key_products(const BlockKeys* b, int n);
+void block_value_products(const BlockValues* b, int n);
+}  // namespace avx512vnni
 
 }  // namespace longkv

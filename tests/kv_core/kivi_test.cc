@@ -121,7 +121,9 @@ Rounding rounding_of(const BlockHead& head, const float* q, double scale, const 
     r.score = std::max(r.score, 0.501 * largest / 127.0 * k_levels * kv.dim_k);
     const uint8_t* v_scales = kv.v + b * kv.v_stride + kv.v_stride - 4 * kv.dim_v;
     double weight = 0.0;
-    for (int64_t i = 0; i < kv.dim_v; ++i) weight = std::max(weight, p[size_t(b * 32 + i % 32)] * half_at(v_scales, i));
+    for (int64_t i = 0; i < kv.dim_v; ++i) {
+      weight = std::max(weight, p[size_t(b * 32 + i % 32)] * std::abs(half_at(v_scales, i)));
+    }
     r.out += 0.501 * weight / 32767.0 * v_levels * 32 / sum;
   }
   return r;
@@ -297,6 +299,24 @@ TEST_P(Kivi, ValuesThatAreNotFiniteStayVisible) {
       // A row that was not chosen does not count, whatever it holds.
       const RowRange without[] = {{32, 43}, {44, 64}};
       expect_equals_decoded(head, q.data(), 1, without, {0.125f, 0.0f}, pool, "without the row");
+    }
+  }
+}
+
+// No encoder writes them, but a block of a file may hold them.
+TEST_P(Kivi, NegativeScales) {
+  ThreadPool pool(1);
+  for (KvType type : kTypes) {
+    for (int dim : {32, 128}) {
+      BlockHead head(type, type, dim, dim, 3, 9);
+      for (int i : {1, 40 % dim, dim - 1}) {
+        head.k[size_t(2 * head.view.k_stride - 4 * dim + 2 * i + 1)] ^= 0x80;  // the sign of scale i of block 1
+        head.v[size_t(2 * head.view.v_stride - 4 * dim + 2 * i + 1)] ^= 0x80;
+      }
+      head.decode();
+      const auto q = random_floats(3 * dim, 10);
+      const RowRange range{0, 96};
+      expect_equals_decoded(head, q.data(), 3, {&range, 1}, {1.0f / std::sqrt(float(dim)), 0.0f}, pool, "signs");
     }
   }
 }
