@@ -1,4 +1,4 @@
-// AVX2 bodies of attend_blocks.h; they serve every x86 level from avx2 on.
+// AVX2 bodies of attend_blocks.h; they serve the levels avx2 and avx512.
 #include <immintrin.h>
 
 #include <cstring>

@@ -4,22 +4,31 @@
 
 namespace longkv {
 
-// 64 channels take five vectors of 32 bytes (attend_quant_avx2.cc).
+// 64 channels take five vectors of 32 bytes (attend_quant_avx2.cc), or two groups of 80 (attend_quant_avx512vnni.cc).
 int64_t quant_query_bytes(int64_t dim) { return (dim + 63) / 64 * 160; }
 
 #if defined(__x86_64__)
+
+namespace {
+bool has_vnni() { return active_isa() >= IsaLevel::kAvx512Vnni; }
+}  // namespace
 
 bool has_quant_kernels(KvType type) {
   return kv_type_quantized(type) && active_isa() >= IsaLevel::kAvx2 && active_isa() < IsaLevel::kNeon;
 }
 
 void prepare_quant_query(KvType type, const float* q, int64_t dim, uint8_t* prepared) {
-  avx2::prepare_quant_query(type, q, dim, prepared);
+  has_vnni() ? avx512vnni::prepare_quant_query(type, q, dim, prepared)
+             : avx2::prepare_quant_query(type, q, dim, prepared);
 }
 
-void quant_key_product(const QuantKeyTile& tile) { avx2::quant_key_product(tile); }
+void quant_key_product(const QuantKeyTile& tile) {
+  has_vnni() ? avx512vnni::quant_key_product(tile) : avx2::quant_key_product(tile);
+}
 
-void quant_value_product(const QuantValueTile& tile) { avx2::quant_value_product(tile); }
+void quant_value_product(const QuantValueTile& tile) {
+  has_vnni() ? avx512vnni::quant_value_product(tile) : avx2::quant_value_product(tile);
+}
 
 #else
 

@@ -54,10 +54,16 @@ struct QuantValueTile {
 };
 void quant_value_product(const QuantValueTile& tile);
 
+// Each has its own form of a prepared query.
 namespace avx2 {
 void prepare_quant_query(KvType type, const float* q, int64_t dim, uint8_t* prepared);
 void quant_key_product(const QuantKeyTile& tile);
 void quant_value_product(const QuantValueTile& tile);
 }  // namespace avx2
+namespace avx512vnni {
+void prepare_quant_query(KvType type, const float* q, int64_t dim, uint8_t* prepared);
+void quant_key_product(const QuantKeyTile& tile);
+void quant_value_product(const QuantValueTile& tile);
+}  // namespace avx512vnni
 
 }  // namespace longkv

@@ -1,5 +1,4 @@
-// AVX2 bodies of attend_quant.h. They serve every x86 level from avx2 on: the products are bound by loads and
-// shuffles, not by the width of the multiply.
+// AVX2 bodies of attend_quant.h; they serve the levels avx2 and avx512.
 #include <immintrin.h>
 
 #include <cmath>
