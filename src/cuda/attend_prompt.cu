@@ -61,6 +61,28 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const uint8_t* base, in
   }
 }
 
+// The same of rows [first, first + kRows) that a thread goes through in even steps: of which it copies every
+// kThreadRows-th, one piece of 16 bytes each. `from`: that piece of its first row; valid: rows from `first` on that are
+// there.
+template <int kDim>
+struct TileCopy {
+  static constexpr int kChunks = kDim / 8, kThreadRows = kWarps * 32 / kChunks;
+  static constexpr bool kEven = kWarps * 32 % kChunks == 0 && kThreadRows % 8 == 0;
+  uint32_t place;  // in a tile
+  int row;
+  __device__ __forceinline__ TileCopy()
+      : place(tile_offset<kDim>(int(threadIdx.x) / kChunks, int(threadIdx.x) % kChunks)),
+        row(int(threadIdx.x) / kChunks) {}
+  __device__ __forceinline__ int64_t offset() const { return row * (kDim * 2) + int(threadIdx.x) % kChunks * 16; }
+  template <int kRows>
+  __device__ __forceinline__ void load(uint32_t tile, const uint8_t* from, int valid) const {
+#pragma unroll
+    for (int i = 0; i < kRows / kThreadRows; ++i)
+      copy16(tile + place + i * (kThreadRows * kDim * 2), from + i * (kThreadRows * kDim * 2),
+             row + i * kThreadRows < valid);
+  }
+};
+
 struct PromptArgs {
   AttendArgs a;
   int64_t first, n;
@@ -86,24 +108,33 @@ __global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p
   const int64_t q_first = q_block * kBlockQ - (kListed ? p.first % kBlockQ : 0);
   const CardKv& kv = p.a.kv;
   const int64_t head_row = int64_t(head / (p.a.heads / kv.kv_heads)) * kv.capacity;
-  const uint8_t* keys = kv.k + head_row * kDim * 2;
-  const uint8_t* values = kv.v + head_row * kDim * 2;
-  const int64_t key_end = min(p.first + p.n, p.first + q_first + kBlockQ);
-  const int64_t key_begin =
-      p.a.window > 0 ? max(int64_t(0), p.first + q_first + 1 - p.a.window) / kBlockK * kBlockK : 0;
+  const TileCopy<kDim> copy;
+  const int64_t head_bytes = head_row * kDim * 2 + (TileCopy<kDim>::kEven ? copy.offset() : 0);
+  const uint8_t *keys = kv.k + head_bytes, *values = kv.v + head_bytes;
+  // Rows are counted in 31 bits, as lists name them.
+  const int key_end = int(min(p.first + p.n, p.first + q_first + kBlockQ));
+  const int key_begin =
+      p.a.window > 0 ? int(max(int64_t(0), p.first + q_first + 1 - p.a.window) / kBlockK * kBlockK) : 0;
   constexpr int kPerBlock = kPromptBlock / kBlockK;
   const int64_t list = head * p.lists.query_blocks + q_block;
   const int32_t* listed = p.lists.blocks + list * p.lists.most;
   const int key_tiles = kListed ? p.lists.count[list] * kPerBlock : 0;
   // The tile of keys after the one at `key`; of a list, its number `tile`. key_end: there is none.
-  const auto next_key = [&](int64_t key, int tile) {
+  const auto next_key = [&](int key, int tile) {
     if (!kListed) return key + kBlockK;
-    return tile < key_tiles ? int64_t(listed[tile / kPerBlock]) * kPromptBlock + tile % kPerBlock * kBlockK : key_end;
+    return tile < key_tiles ? listed[tile / kPerBlock] * kPromptBlock + tile % kPerBlock * kBlockK : key_end;
   };
 
+  const auto load_rows = [&](uint32_t to, const uint8_t* base, int first) {
+    if constexpr (TileCopy<kDim>::kEven) {
+      copy.template load<kBlockK>(to, base + int64_t(first) * (kDim * 2), key_end - first);
+    } else {
+      load_tile<kDim, kBlockK>(to, base, kDim * 2, first, key_end);
+    }
+  };
   load_tile<kDim, kBlockQ, kListed>(q_tile, reinterpret_cast<const uint8_t*>(p.a.q + int64_t(head) * kDim),
                                     int64_t(p.a.heads) * kDim * 2, q_first, p.n);
-  load_tile<kDim, kBlockK>(k_tile, keys, kDim * 2, kListed ? next_key(0, 0) : key_begin, key_end);
+  load_rows(k_tile, keys, kListed ? next_key(0, 0) : key_begin);
   copies_commit();
 
   float out[kTiles][kChannelTiles][4] = {};
@@ -111,35 +142,48 @@ __global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) top[t][0] = top[t][1] = kMinusInfinity, sum[t][0] = sum[t][1] = 0.0f;
   const float scale = p.a.scale * kLog2E;
-  const int64_t my_first = p.first + q_first + warp * kTiles * 16 + lane / 4;  // position of row 0 of tile 0
+  const int q_position = int(p.first + q_first);
+  const int my_first = q_position + warp * kTiles * 16 + lane / 4;  // position of row 0 of tile 0
+  const int window = int(min(p.a.window, int64_t(1) << 30));
 
   int tile = 0;
-  for (int64_t key = kListed ? next_key(0, 0) : key_begin; key < key_end; key = next_key(key, ++tile)) {
+  for (int key = kListed ? next_key(0, 0) : key_begin; key < key_end; key = next_key(key, ++tile)) {
     copies_wait<0>();
     __syncthreads();
-    load_tile<kDim, kBlockK>(v_tile, values, kDim * 2, key, key_end);
+    load_rows(v_tile, values, key);
     copies_commit();
 
+    // A fragment is on its way while products take the one before it.
     float s[kTiles][kKeyTiles][4] = {};
-#pragma unroll
-    for (int step = 0; step < kDim / 16; ++step) {
-      uint32_t a[kTiles][4];
+    const auto load_query = [&](int step, uint32_t(&a)[kTiles][4]) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
         load_matrices(a[t], q_tile + tile_offset<kDim>((warp * kTiles + t) * 16 + lane % 16, 2 * step + lane / 16));
+    };
+    const auto load_key = [&](int i, uint32_t(&b)[4]) {
+      constexpr int kPairs = kKeyTiles / 2;
+      load_matrices(b, k_tile + tile_offset<kDim>(i % kPairs * 16 + (lane / 16) * 8 + lane % 8,
+                                                  2 * (i / kPairs) + lane / 8 % 2));
+    };
+    uint32_t a[2][kTiles][4], b[2][4];
+    load_query(0, a[0]);
+    load_key(0, b[0]);
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step) {
 #pragma unroll
       for (int n = 0; n < kKeyTiles; n += 2) {
-        uint32_t b[4];
-        load_matrices(b, k_tile + tile_offset<kDim>(n * 8 + (lane / 16) * 8 + lane % 8, 2 * step + lane / 8 % 2));
+        const int i = (step * kKeyTiles + n) / 2;
+        if (n == 0 && step + 1 < kDim / 16) load_query(step + 1, a[(step + 1) % 2]);
+        if (i + 1 < kDim / 16 * kKeyTiles / 2) load_key(i + 1, b[(i + 1) % 2]);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          mma(s[t][n], a[t], b[0], b[1], tag);
-          mma(s[t][n + 1], a[t], b[2], b[3], tag);
+          mma(s[t][n], a[step % 2][t], b[i % 2][0], b[i % 2][1], tag);
+          mma(s[t][n + 1], a[step % 2][t], b[i % 2][2], b[i % 2][3], tag);
         }
       }
     }
 
-    const bool mask = key + kBlockK > p.first + q_first || (p.a.window > 0 && key < key_begin + kBlockQ + kBlockK);
+    const bool mask = key + kBlockK > q_position || (window > 0 && key < key_begin + kBlockQ + kBlockK);
     uint32_t weights[kTiles][kKeyTiles][2];
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
@@ -155,8 +199,8 @@ __global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p
         for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            const int64_t at = key + n * 8 + lane % 4 * 2 + e % 2, position = my_first + t * 16 + e / 2 * 8;
-            if (at > position || (p.a.window > 0 && at + p.a.window <= position)) s[t][n][e] = kMinusInfinity;
+            const int at = key + n * 8 + lane % 4 * 2 + e % 2, position = my_first + t * 16 + e / 2 * 8;
+            if (at > position || (window > 0 && position - at >= window)) s[t][n][e] = kMinusInfinity;
           }
         }
       }
@@ -199,22 +243,28 @@ __global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p
 
     copies_wait<0>();
     __syncthreads();
-    const int64_t next = next_key(key, tile + 1);
-    if (next < key_end) load_tile<kDim, kBlockK>(k_tile, keys, kDim * 2, next, key_end);
+    const int next = next_key(key, tile + 1);
+    if (next < key_end) load_rows(k_tile, keys, next);
     copies_commit();
 
+    const auto load_value = [&](int i, uint32_t(&to)[4]) {
+      constexpr int kPairs = kChannelTiles / 2;
+      load_matrices_turned(to, v_tile + tile_offset<kDim>(i / kPairs * 16 + lane / 8 % 2 * 8 + lane % 8,
+                                                          i % kPairs * 2 + lane / 16));
+    };
+    load_value(0, b[0]);
 #pragma unroll
     for (int step = 0; step < kBlockK / 16; ++step) {
 #pragma unroll
       for (int c = 0; c < kChannelTiles; c += 2) {
-        uint32_t b[4];
-        load_matrices_turned(b, v_tile + tile_offset<kDim>(step * 16 + lane / 8 % 2 * 8 + lane % 8, c + lane / 16));
+        const int i = (step * kChannelTiles + c) / 2;
+        if (i + 1 < kBlockK / 16 * kChannelTiles / 2) load_value(i + 1, b[(i + 1) % 2]);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          const uint32_t a[4] = {weights[t][2 * step][0], weights[t][2 * step][1], weights[t][2 * step + 1][0],
+          const uint32_t w[4] = {weights[t][2 * step][0], weights[t][2 * step][1], weights[t][2 * step + 1][0],
                                  weights[t][2 * step + 1][1]};
-          mma(out[t][c], a, b[0], b[1], tag);
-          mma(out[t][c + 1], a, b[2], b[3], tag);
+          mma(out[t][c], w, b[i % 2][0], b[i % 2][1], tag);
+          mma(out[t][c + 1], w, b[i % 2][2], b[i % 2][3], tag);
         }
       }
     }
