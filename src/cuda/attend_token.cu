@@ -13,43 +13,53 @@ namespace longkv::card {
 
 namespace {
 
-constexpr int kWarps = kTokenWarps, kTile = kTokenTile;
+constexpr int kTile = kTokenTile;
 
 // kRuns: a lane loads neighbouring chunks, in wide words. kRowScales: values are read without their row's scale, which
-// goes to scores and weights instead.
+// goes to scores and weights instead. kWarps: of a block, two of which share a multiprocessor.
 struct Half {
   using Value = __half;
   using Raw = RawHalves;
   static constexpr bool kRuns = false, kRowScales = false;
+  static constexpr int kWarps = 4;
 };
 struct Bfloat {
   using Value = __nv_bfloat16;
   using Raw = RawHalves;
   static constexpr bool kRuns = false, kRowScales = false;
+  static constexpr int kWarps = 4;
 };
 struct Quant8 {
   using Value = __half;
   using Raw = RawBytes;
   static constexpr bool kRuns = false, kRowScales = false;
+  static constexpr int kWarps = 4;
 };
 struct Quant4 {
   using Value = __half;
   using Raw = RawNibbles;
   static constexpr bool kRuns = true, kRowScales = false;
+  static constexpr int kWarps = 4;
 };
 struct Fp8 {
   using Value = __half;
   using Raw = RawE4m3;
   static constexpr bool kRuns = false, kRowScales = true;
+  static constexpr int kWarps = 6;
 };
+
+template <class Type, int kDim>
+constexpr int kWarpsOf = kDim <= 128 ? Type::kWarps : kTokenWarps;
 
 // kRing: some rows lie elsewhere (cuda/old.h).
 template <class Type, int kDim, bool kRing>
-__global__ void __launch_bounds__(kWarps * 32) attend_token_kernel(TokenArgs p) {
+__global__ void __launch_bounds__(kWarpsOf<Type, kDim> * 32, kWarpsOf<Type, kDim> > kTokenWarps ? 2 : 1)
+    attend_token_kernel(TokenArgs p) {
   using Value = typename Type::Value;
+  constexpr int kWarps = kWarpsOf<Type, kDim>;
   constexpr int kChunks = kDim / 32;  // 16-byte chunks of a K row that a lane loads
   constexpr bool kRuns = Type::kRuns && kDim % 64 == 0;
-  using Sums = TokenSums<kDim, kRuns>;
+  using Sums = TokenSums<kDim, kRuns, kWarps>;
   constexpr int kPasses = Sums::kPasses;
   const Value* const tag = nullptr;
   __shared__ typename Sums::Shared shared;
@@ -226,12 +236,15 @@ template <class Type, bool kRing = false>
 Status run(const TokenArgs& p, CardStreamHandle stream) {
   const int group = p.a.heads / p.a.kv.kv_heads;
   const dim3 grid(unsigned(p.scratch.splits), unsigned(p.a.kv.kv_heads), unsigned((group + kTile - 1) / kTile));
-  const auto launch = [&](auto kernel) { return launch_close("attend_token", kernel, grid, kWarps * 32, stream, p); };
+  const auto launch = [&]<int kDim>(std::integral_constant<int, kDim>) {
+    return launch_close("attend_token", attend_token_kernel<Type, kDim, kRing>, grid, kWarpsOf<Type, kDim> * 32, stream,
+                        p);
+  };
   switch (p.a.kv.dim) {
-    case 64: return launch(attend_token_kernel<Type, 64, kRing>);
-    case 96: return launch(attend_token_kernel<Type, 96, kRing>);
-    case 128: return launch(attend_token_kernel<Type, 128, kRing>);
-    case 256: return launch(attend_token_kernel<Type, 256, kRing>);
+    case 64: return launch(std::integral_constant<int, 64>());
+    case 96: return launch(std::integral_constant<int, 96>());
+    case 128: return launch(std::integral_constant<int, 128>());
+    case 256: return launch(std::integral_constant<int, 256>());
     default: return Status(Code::kInternal, "attend_token: head dimension");
   }
 }

@@ -42,7 +42,7 @@ constexpr float kNothing = -1e30f;
 
 // What a warp has of the rows that it passed. Channel of out[8 pass + j][e]: 8 (kRuns ? column * kPasses + pass :
 // 8 pass + column) + j with column 2 c + e % 2, of head g + 8 (e / 2).
-template <int kDim, bool kRuns>
+template <int kDim, bool kRuns, int kWarps = kTokenWarps>
 struct TokenSums {
   static constexpr int kPasses = (kDim + 63) / 64;  // of 64 channels of V
   float out[kPasses * 8][4];
@@ -109,7 +109,7 @@ struct TokenSums {
 
   struct Shared {
     float merged[kTokenTile][kDim + 4];  // rows of different heads start in different banks
-    float maxima[kTokenWarps][kTokenTile], sums[kTokenWarps][kTokenTile];
+    float maxima[kWarps][kTokenTile], sums[kWarps][kTokenTile];
   };
   // The warps' sums, added up in order, so that every run gives the same, as the block's partial.
   __device__ __forceinline__ void leave(Shared& shared, const DecodeScratch& scratch, int first_head, int heads,
@@ -129,10 +129,10 @@ struct TokenSums {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float all = kNothing;
-      for (int w = 0; w < kTokenWarps; ++w) all = fmaxf(all, maxima[w][g + 8 * r]);
+      for (int w = 0; w < kWarps; ++w) all = fmaxf(all, maxima[w][g + 8 * r]);
       factor[r] = exp2_fast(top[r] - all);
     }
-    for (int w = 0; w < kTokenWarps; ++w) {
+    for (int w = 0; w < kWarps; ++w) {
       if (w == warp) {
 #pragma unroll
         for (int pass = 0; pass < kPasses; ++pass) {
@@ -156,8 +156,8 @@ struct TokenSums {
     for (int i = threadIdx.x; i < heads * kDim; i += blockDim.x) {
       const int h = i / kDim, channel = i % kDim;
       float all = kNothing, total = 0.0f;
-      for (int w = 0; w < kTokenWarps; ++w) all = fmaxf(all, maxima[w][h]);
-      for (int w = 0; w < kTokenWarps; ++w) total += sums[w][h] * exp2_fast(maxima[w][h] - all);
+      for (int w = 0; w < kWarps; ++w) all = fmaxf(all, maxima[w][h]);
+      for (int w = 0; w < kWarps; ++w) total += sums[w][h] * exp2_fast(maxima[w][h] - all);
       const int64_t at = scratch.at(first_head + h, split);
       scratch.out[at * kDim + channel] = total != 0.0f ? merged[h][channel] / total : 0.0f;
       if (channel == 0) scratch.lse[at] = total != 0.0f ? all * kLn2 + logf(total) : kMinusInfinity;
