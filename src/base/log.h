@@ -6,7 +6,6 @@
 
 #include <fmt/format.h>
 
-#include <cstdint>
 #include <string>
 
 #include "longkv/status.h"
@@ -30,10 +29,10 @@ void log_verbose(fmt::format_string<Args...> format, Args&&... args) {
   if (log_level() >= LogLevel::kVerbose) log_line(LogLevel::kVerbose, fmt::format(format, std::forward<Args>(args)...));
 }
 
-// Reports something done differently from what was asked. Printed even when quiet. Under strict mode it is an error.
+// Reports something done differently from what was asked. Printed even when quiet, the same text the 1st, 10th, 100th
+// ... time with how often it came, since programs that answer many prompts meet it with each. Under strict mode it is
+// an error.
 Status notice(const std::string& text);
 void set_strict(bool strict);
-// Notices since the process started.
-int64_t notice_count();
 
 }  // namespace longkv
