@@ -55,7 +55,7 @@ void fold(const BlockKeys& b, const uint8_t* scales, const uint8_t* minima, Fold
     const __m512 scale = halves(lanes, scales + 2 * c), minimum = halves(lanes, minima + 2 * c);
 #pragma GCC unroll 4
     for (int h = 0; h < kH; ++h) {
-      const __m512 x = _mm512_loadu_ps(b.q + h * b.q_stride + c), f = _mm512_mul_ps(x, scale);
+      const __m512 x = _mm512_maskz_loadu_ps(lanes, b.q + h * b.q_stride + c), f = _mm512_mul_ps(x, scale);
       bias[h] = _mm512_fmadd_ps(x, minimum, bias[h]);
       top[h] = _mm512_max_epu32(top[h], magnitudes(f));
       _mm512_store_ps(folded[h] + c, f);

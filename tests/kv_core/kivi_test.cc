@@ -8,6 +8,7 @@
 
 #include "base/cpu.h"
 #include "kv/attend.h"
+#include "kv/attend_blocks.h"
 #include "kv/layout.h"
 #include "support/attention_ref.h"
 #include "support/half.h"
@@ -383,6 +384,30 @@ TEST_P(Kivi, SameBitsForAnyThreadsRangesAndGroups) {
     EXPECT_TRUE(std::equal(alone.begin(), alone.begin() + kDim, expected.begin() + h * kDim));
   }
 }
+
+#if defined(__x86_64__)
+// Keys of an odd number of eights of channels: a query head says nothing about what lies behind it.
+TEST_P(Kivi, KeyProductsReadTheirOwnHeadOnly) {
+  const bool vnni = active_isa() >= IsaLevel::kAvx512Vnni;
+  if (active_isa() < IsaLevel::kAvx2) GTEST_SKIP() << "no integer products";
+  for (KvType type : kTypes) {
+    for (int64_t dim : {8, 24, 40}) {
+      const auto rows = random_floats(kKiviRows * dim, 31);
+      std::vector<uint8_t> block(size_t(kivi_block_bytes(type, dim)));
+      kivi_encode_keys(type, rows.data(), dim, dim, block.data());
+      auto q = random_floats(2 * dim + 16, 32);
+      std::fill(q.begin() + dim, q.end(), std::numeric_limits<float>::quiet_NaN());
+      std::vector<float> s(2 * kKiviRows);
+      const BlockKeys keys{type, block.data(), dim, q.data(), dim, 2, s.data(), kKiviRows};
+      vnni ? avx512vnni::block_key_products(&keys, 1) : avx2::block_key_products(&keys, 1);
+      for (int64_t t = 0; t < kKiviRows; ++t) {
+        EXPECT_TRUE(std::isfinite(s[size_t(t)])) << dim << " channels, row " << t;
+        EXPECT_TRUE(std::isnan(s[size_t(kKiviRows + t)])) << dim << " channels, row " << t;
+      }
+    }
+  }
+}
+#endif
 
 }  // namespace
 }  // namespace longkv
