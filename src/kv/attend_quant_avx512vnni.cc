@@ -182,7 +182,8 @@ template <int kH>
 struct PairWeights {
   static constexpr int kSlots = int((2 * kH + 3) / 4 * 4);
   alignas(64) int16_t q[2 * kH][kAttendTileMax];  // [group * kH + head]
-  alignas(16) float scale[kSlots], total[kSlots];
+  alignas(16) float scale[kSlots];
+  alignas(16) int32_t eightfold[kSlots];  // 8 * sum of q; any number where the scale is NaN
 
   // `at`: byte of the first group's scale in a row; n: groups, 1 or 2.
   void assign(const QuantValueTile& t, int64_t at, int64_t n) {
@@ -238,7 +239,8 @@ struct PairWeights {
       sum[i] = _mm512_cvtepi32_ps(all);  // below 2^24, so that their sums are exact
     }
     for (int i = 0; i < kSlots; i += 4) {
-      _mm_store_ps(total + i, sums_of_four(sum[i], sum[i + 1], sum[i + 2], sum[i + 3]));
+      const __m128i total = _mm_cvttps_epi32(sums_of_four(sum[i], sum[i + 1], sum[i + 2], sum[i + 3]));
+      _mm_store_si128(reinterpret_cast<__m128i*>(eightfold + i), _mm_slli_epi32(total, 3));
     }
   }
 };
@@ -265,7 +267,7 @@ struct Q4Value {
   static constexpr int64_t scales_at(int64_t dim) { return dim / 2; }
   template <int kH>
   static void add_group(const QuantValueTile& t, int64_t g, const int16_t (*q)[kAttendTileMax], const float* scale,
-                        const float* total, bool ahead) {
+                        const int32_t* eightfold, bool ahead) {
     const __m512i nibble = _mm512_set1_epi16(15);
     __m512i sum[kH][2][2];  // low and high nibbles, pairs of rows
     for (int h = 0; h < kH; ++h) {
@@ -292,7 +294,7 @@ struct Q4Value {
     }
 #pragma GCC unroll 4
     for (int h = 0; h < kH; ++h) {
-      const __m512i offset = _mm512_set1_epi32(8 * int32_t(total[h]));
+      const __m512i offset = _mm512_set1_epi32(eightfold[h]);
       for (int i = 0; i < 2; ++i) {
         const __m512i all = _mm512_sub_epi32(_mm512_add_epi32(sum[h][i][0], sum[h][i][1]), offset);
         add_scaled(all, scale[h], t.sums + h * t.stride + g * kKvQuantGroup + 16 * i);
@@ -305,7 +307,7 @@ struct Q8Value {
   static constexpr int64_t scales_at(int64_t dim) { return dim; }
   template <int kH>
   static void add_group(const QuantValueTile& t, int64_t g, const int16_t (*q)[kAttendTileMax], const float* scale,
-                        const float*, bool ahead) {
+                        const int32_t*, bool ahead) {
     __m512i sum[kH][2][2];  // halves of the group, pairs of rows
     for (int h = 0; h < kH; ++h) {
       for (int i = 0; i < 2; ++i) sum[h][i][0] = sum[h][i][1] = _mm512_setzero_si512();
@@ -351,7 +353,7 @@ void value_product_of(const QuantValueTile& tile) {
     w.assign(t, at + 2 * g0, n);
     for (int64_t g = 0; g < n; ++g) {
       const bool ahead = g0 + g == 0 && t.ahead != nullptr;
-      Value::template add_group<kH>(t, g0 + g, w.q + g * kH, w.scale + g * kH, w.total + g * kH, ahead);
+      Value::template add_group<kH>(t, g0 + g, w.q + g * kH, w.scale + g * kH, w.eightfold + g * kH, ahead);
     }
   }
 }
