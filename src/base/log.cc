@@ -12,6 +12,7 @@ namespace longkv {
 namespace {
 std::atomic<LogLevel> g_level{LogLevel::kInfo};
 std::atomic<bool> g_strict{false};
+std::atomic<int64_t> g_notices{0};
 
 // How often each text of a notice came. Texts that name what a request brought are unlimited: of those beyond a number
 // every one is printed.
@@ -50,6 +51,7 @@ void log_line(LogLevel level, const std::string& text) {
 }
 
 Status notice(const std::string& text) {
+  g_notices.fetch_add(1);
   if (g_strict.load()) return Status(Code::kInvalidArgument, text + " (an error because of --strict)");
   const int64_t times = notice_counts().add(text);
   if (power_of_ten(times)) print_line("note: " + text + (times == 1 ? "" : fmt::format(" ({} times)", times)));
@@ -57,5 +59,6 @@ Status notice(const std::string& text) {
 }
 
 void set_strict(bool strict) { g_strict.store(strict); }
+int64_t notice_count() { return g_notices.load(); }
 
 }  // namespace longkv

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <string>
 
 #include "longkv/status.h"
@@ -34,5 +35,7 @@ void log_verbose(fmt::format_string<Args...> format, Args&&... args) {
 // an error.
 Status notice(const std::string& text);
 void set_strict(bool strict);
+// Notices since the process started, printed or not.
+int64_t notice_count();
 
 }  // namespace longkv

@@ -14,12 +14,14 @@ namespace {
 int64_t lines_of(const std::string& text) { return std::count(text.begin(), text.end(), '\n'); }
 
 TEST(Notice, ARepeatedTextIsPrintedByPowersOfTen) {
+  const int64_t before = notice_count();
   testing::internal::CaptureStderr();
   for (int i = 0; i < 250; ++i) EXPECT_TRUE(notice("the test repeats itself").ok());
   EXPECT_TRUE(notice("the test says something else").ok());
   EXPECT_EQ(testing::internal::GetCapturedStderr(),
             "note: the test repeats itself\nnote: the test repeats itself (10 times)\n"
             "note: the test repeats itself (100 times)\nnote: the test says something else\n");
+  EXPECT_EQ(notice_count() - before, 251);
 }
 
 TEST(Notice, ThreadsShareTheCount) {
