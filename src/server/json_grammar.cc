@@ -7,7 +7,7 @@ namespace longkv::server {
 namespace {
 
 // Without these bounds a model can write blanks or digits for ever.
-constexpr int kMaxBlanks = 80;
+constexpr int kMaxBlanks = 20;  // in a row: a line end and usual indentation
 constexpr int kMaxDigits = 15;  // before the point, and after it: doubles hold as many
 constexpr int kMaxExponentDigits = 2;
 

@@ -218,6 +218,17 @@ TEST(JsonGrammar, CallsOfFunctions) {
                       R"({"name": "f", "arguments": {"a":2}})"));
 }
 
+TEST(JsonGrammar, BlanksInARowEnd) {
+  const auto schema = JsonSchema::any_object();
+  for (const std::string blank : {" ", "\t", "\n", "\r"}) {
+    std::string run;
+    for (int i = 0; i < 20; ++i) run += blank;
+    EXPECT_TRUE(accepts(*schema, "{" + run + "\"a\"" + run + ":" + run + "1" + run + "}"));
+    EXPECT_FALSE(accepts(*schema, "{" + run + blank + "\"a\":1}"));
+    EXPECT_FALSE(accepts(*schema, "{\"a\":" + run + blank + "1}"));
+  }
+}
+
 TEST(JsonGrammar, AModelAnswersInJson) {
   std::string path = test::fetched_model("SmolLM2-135M-Instruct.Q4_1.gguf");
   if (path.empty()) GTEST_SKIP() << "SmolLM2 was not fetched";
