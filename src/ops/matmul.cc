@@ -17,7 +17,8 @@ bool uses_int8(TensorType weight, ProductType product, bool few) {
 
 }  // namespace
 
-void MatmulInput::reset(const float* x, int64_t tokens, int64_t cols, bool apart) {
+void MatmulInput::reset(const float* x, int64_t tokens, int64_t cols, bool apart, double fine_from) {
+  fine_from_ = fine_from;
   apart_ = apart;
   x_ = x;
   tokens_ = tokens;
@@ -27,7 +28,7 @@ void MatmulInput::reset(const float* x, int64_t tokens, int64_t cols, bool apart
 
 const QuantizedRows& MatmulInput::quantized(ThreadPool& pool) {
   if (!rounded_) {
-    rows_.assign(x_, tokens_, cols_, cols_, pool);
+    rows_.assign(x_, tokens_, cols_, cols_, pool, fine_from_);
     rounded_ = true;
   }
   return rows_;

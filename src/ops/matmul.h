@@ -19,7 +19,8 @@ class MatmulInput {
   // x: [tokens][cols], contiguous; must outlive the object's use. Cheap: nothing is rounded yet.
   // `apart`: the rows are decoded tokens of several sequences and go to the matrix-vector kernels however many they
   // are, so that a row's result is the one it has alone, bit for bit.
-  void reset(const float* x, int64_t tokens, int64_t cols, bool apart = false);
+  // `fine_from`: which groups get a second term when the rows are rounded, kFineFrom or kFineEverywhere.
+  void reset(const float* x, int64_t tokens, int64_t cols, bool apart = false, double fine_from = kFineFrom);
   bool few() const { return apart_ || tokens_ <= kFewTokens; }
   const float* x() const { return x_; }
   int64_t tokens() const { return tokens_; }
@@ -32,6 +33,7 @@ class MatmulInput {
   int64_t cols_ = 0;
   bool apart_ = false;
   bool rounded_ = false;
+  double fine_from_ = kFineFrom;
   QuantizedRows rows_;
 };
 

@@ -138,7 +138,7 @@ void grow(std::vector<T>& v, int64_t n) {
 }
 
 // Marks the groups of one row with 0 (second term) or -1.
-void choose_groups(const float* scale, int64_t groups, int32_t* term) {
+void choose_groups(const float* scale, int64_t groups, double from, int32_t* term) {
   // Four sums at a time: a single one would wait for itself.
   double sums[4] = {};
   int64_t i = 0;
@@ -147,7 +147,7 @@ void choose_groups(const float* scale, int64_t groups, int32_t* term) {
   }
   for (; i < groups; ++i) sums[0] += double(scale[i]) * scale[i];
   const double sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  const double least = kFineFrom * sum / double(groups);
+  const double least = from * sum / double(groups);
   for (int64_t g = 0; g < groups; ++g) {
     term[g] = double(scale[g]) * scale[g] > least && scale[g] >= kLeastFineScale ? 0 : -1;
   }
@@ -155,7 +155,7 @@ void choose_groups(const float* scale, int64_t groups, int32_t* term) {
 
 }  // namespace
 
-void QuantizedRows::add_fine_terms(ThreadPool& pool) {
+void QuantizedRows::add_fine_terms(ThreadPool& pool, double from) {
   const int64_t groups = cols / kActivationGroup;
   grow(fine_term, tokens * groups);
   grow(fine_first, groups + 1);
@@ -166,7 +166,7 @@ void QuantizedRows::add_fine_terms(ThreadPool& pool) {
       for (int64_t t = task * rows; t < end; ++t) fn(t);
     });
   };
-  for_tokens([&](int64_t t) { choose_groups(scale.data() + t * groups, groups, fine_term.data() + t * groups); });
+  for_tokens([&](int64_t t) { choose_groups(scale.data() + t * groups, groups, from, fine_term.data() + t * groups); });
 
   // Counts, then first terms, then places.
   int32_t* first = fine_first.data();
@@ -210,7 +210,8 @@ void QuantizedRows::widen(int64_t t, int16_t* wide, float* wide_scale) const {
   (source + t * source_stride, scale.data() + t * (cols / kActivationGroup), cols, wide, wide_scale);
 }
 
-void QuantizedRows::assign(const float* x, int64_t new_tokens, int64_t new_cols, int64_t stride, ThreadPool& pool) {
+void QuantizedRows::assign(const float* x, int64_t new_tokens, int64_t new_cols, int64_t stride, ThreadPool& pool,
+                           double fine_from) {
   tokens = new_tokens;
   cols = new_cols;
   source = x;
@@ -239,7 +240,7 @@ void QuantizedRows::assign(const float* x, int64_t new_tokens, int64_t new_cols,
       for (int64_t t = task * rows; t < end; ++t) part(t, 0, cols);
     });
   }
-  add_fine_terms(pool);
+  add_fine_terms(pool, fine_from);
 }
 
 }  // namespace longkv

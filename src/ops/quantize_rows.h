@@ -15,6 +15,8 @@ inline constexpr int kFineSteps = 254;
 // A group has a second term where its squared scale exceeds this many times the mean of the row: an eighth of the
 // groups of SmolLM2 and Gemma 3, with four fifths of the error, and half of any row at most.
 inline constexpr double kFineFrom = 2.0;
+// In place of kFineFrom: every group has one, so that rows keep 16 bits.
+inline constexpr double kFineEverywhere = 0.0;
 
 // `tokens` rows of `cols` values (a multiple of 32): x ~ scale * q with |q| <= 127, one scale per group of 32.
 //
@@ -41,14 +43,16 @@ struct QuantizedRows {
   int64_t source_stride = 0;
 
   // Rounds x[tokens][cols] (row stride `stride` values). Buffers only grow.
-  void assign(const float* x, int64_t tokens, int64_t cols, int64_t stride, ThreadPool& pool);
+  // Groups whose squared scale exceeds `fine_from` times the mean of the row get a second term.
+  void assign(const float* x, int64_t tokens, int64_t cols, int64_t stride, ThreadPool& pool,
+              double fine_from = kFineFrom);
 
   // For kernels that multiply 16-bit activations: rounds token `t` of the source to x ~ wide_scale * wide, with
   // wide_scale = scale / 254, [cols / 32] values, and |wide| <= 127 * 254 + 127, [cols] values.
   void widen(int64_t t, int16_t* wide, float* wide_scale) const;
 
  private:
-  void add_fine_terms(ThreadPool& pool);
+  void add_fine_terms(ThreadPool& pool, double from);
 };
 
 #if defined(__x86_64__)

@@ -121,6 +121,28 @@ TEST_F(QuantizeRows, LargeGroupsGetASecondTerm) {
   }
 }
 
+TEST_F(QuantizeRows, EveryGroupCanHaveASecondTerm) {
+  ThreadPool pool(2);
+  constexpr int64_t kTokens = 5, kCols = 576, kGroups = kCols / 32;
+  const auto x = uneven_rows(kTokens * kCols, 9);
+  for (IsaLevel level : available_isa_levels()) {
+    ASSERT_TRUE(set_active_isa(level).ok());
+    QuantizedRows rows;
+    rows.assign(x.data(), kTokens, kCols, kCols, pool, kFineEverywhere);
+    ASSERT_EQ(rows.fine_first[kGroups], kTokens * kGroups);
+    for (int64_t i = 0; i < kTokens * kCols; ++i) {
+      const int64_t term = rows.fine_term[size_t(i / 32)];
+      ASSERT_GE(term, 0);
+      const double fine = rows.fine_scale[size_t(term)];
+      const double value =
+          double(rows.scale[size_t(i / 32)]) * rows.q[size_t(i)] + fine * rows.fine_q[size_t(32 * term + i % 32)];
+      EXPECT_LE(std::abs(double(x[size_t(i)]) - value), fine * (0.5 + 3 * 127 * 254 * 0x1p-24));
+    }
+    rows.assign(x.data(), kTokens, kCols, kCols, pool);
+    EXPECT_LT(rows.fine_first[kGroups], kTokens * kGroups / 2);
+  }
+}
+
 TEST_F(QuantizeRows, WideRowsKeepHalfAFineStep) {
   ThreadPool pool(1);
   const int64_t cols = 576;
