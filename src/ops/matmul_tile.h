@@ -38,7 +38,7 @@ struct Panel {
   uint8_t* levels;   // [columns][16] bytes, or twice that where a level widens
   float* scale;      // [columns / 32][16]
   float* offset;     // [columns / offset_group][16]
-  int16_t* scale16;  // [columns / 16][16][2], every scale twice; kGroup16 only
+  int16_t* scale16;  // [columns / 16][16][2], every scale twice; types decoded as kGroup16
 
   // From group g of 32 columns on, where levels have one byte.
   Panel from_group(int64_t g, const PanelType& type) const {
