@@ -2,8 +2,6 @@
 //   card_attend [TOKENS [LAYERS]]       heads as in Llama-3.1-8B: 32 over 8, 128 channels; all rows
 // Random rows; layers in turn use as many caches as exceed the card's second cache. Medians of 20 steps, in a graph,
 // the merging of partials included.
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -11,59 +9,20 @@
 #include <functional>
 #include <vector>
 
+#include "bench/card_timing.h"
 #include "cuda/kv.h"
 #include "cuda/old.h"
 
 namespace {
 
 using namespace longkv;
+using namespace longkv::bench;
 
-[[noreturn]] void die(const char* what) {
-  std::fprintf(stderr, "%s\n", what);
-  std::exit(1);
-}
-void check(cudaError_t e) {
-  if (e != cudaSuccess) die(cudaGetErrorString(e));
-}
-void check(const Status& s) {
-  if (!s.ok()) die(s.message().c_str());
-}
-uint8_t* memory(int64_t bytes) {
-  void* p = nullptr;
-  check(cudaMalloc(&p, size_t(bytes)));
-  return static_cast<uint8_t*>(p);
-}
 template <class T>
 T* on_card(const std::vector<T>& values) {
   auto* p = reinterpret_cast<T*>(memory(int64_t(values.size() * sizeof(T))));
   check(cudaMemcpy(p, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
   return p;
-}
-
-double median_ms(cudaStream_t stream, const std::function<void()>& step) {
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  step();
-  check(cudaStreamEndCapture(stream, &graph));
-  check(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t begin = nullptr, end = nullptr;
-  check(cudaEventCreate(&begin));
-  check(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < 23; ++i) {
-    check(cudaEventRecord(begin, stream));
-    check(cudaGraphLaunch(exec, stream));
-    check(cudaEventRecord(end, stream));
-    check(cudaEventSynchronize(end));
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 3) times.push_back(ms);
-  }
-  check(cudaGraphExecDestroy(exec));
-  check(cudaGraphDestroy(graph));
-  std::nth_element(times.begin(), times.begin() + 10, times.end());
-  return times[10];
 }
 
 }  // namespace

@@ -54,7 +54,8 @@ std::vector<IsaLevel> detect() {
   std::vector<IsaLevel> levels{IsaLevel::kBase};
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpuid_has_f16c();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+                    __builtin_cpu_supports("bmi2") && cpuid_has_f16c();
   if (!avx2) return levels;
   levels.push_back(IsaLevel::kAvx2);
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

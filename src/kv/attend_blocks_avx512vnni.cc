@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "kv/attend_blocks.h"
+#include "kv/attend_heads.h"
 #include "kv/attend_x86_512.h"
 #include "kv/codec/kivi.h"
 
@@ -149,12 +150,7 @@ void keys_of(const BlockKeys* b, int n) {
 
 template <int kBits>
 void keys(const BlockKeys* b, int n) {
-  switch (b->heads) {
-    case 1: return keys_of<kBits, 1>(b, n);
-    case 2: return keys_of<kBits, 2>(b, n);
-    case 3: return keys_of<kBits, 3>(b, n);
-    default: return keys_of<kBits, 4>(b, n);
-  }
+  with_heads(b->heads, [&](auto heads) { keys_of<kBits, heads>(b, n); });
 }
 
 // The weights of some groups of a block for all heads. Bytes of a weight lie as words of four rows in the order 0 2 1
@@ -299,12 +295,7 @@ void values_of(const BlockValues* b, int n) {
 
 template <int kBits>
 void values(const BlockValues* b, int n) {
-  switch (b->heads) {
-    case 1: return values_of<kBits, 1>(b, n);
-    case 2: return values_of<kBits, 2>(b, n);
-    case 3: return values_of<kBits, 3>(b, n);
-    default: return values_of<kBits, 4>(b, n);
-  }
+  with_heads(b->heads, [&](auto heads) { values_of<kBits, heads>(b, n); });
 }
 
 }  // namespace

@@ -5,7 +5,9 @@
 #include <cstring>
 #include <limits>
 
+#include "kv/attend_heads.h"
 #include "kv/attend_quant.h"
+#include "kv/attend_quant_query.h"
 #include "kv/attend_weights_avx2.h"
 
 namespace longkv::avx2 {
@@ -156,12 +158,7 @@ void key_product_of(const QuantKeyTile& tile) {
 
 template <class Key>
 void key_product(const QuantKeyTile& t) {
-  switch (t.heads) {
-    case 1: return key_product_of<Key, 1>(t);
-    case 2: return key_product_of<Key, 2>(t);
-    case 3: return key_product_of<Key, 3>(t);
-    default: return key_product_of<Key, 4>(t);
-  }
+  with_heads(t.heads, [&](auto heads) { key_product_of<Key, heads>(t); });
 }
 
 // Sixteen channels of two rows of a group as two vectors of 8 channels by 2 rows of int16, plus an offset: channels
@@ -248,53 +245,33 @@ void value_product(const QuantValueTile& t) {
     if (g == 0 && t.ahead != nullptr) {
       for (int64_t r = 0; r < t.ahead_rows; ++r) prefetch(t.ahead[r], t.ahead_bytes);
     }
-    switch (t.heads) {
-      case 1: value_group<Value, 1>(t, g, w); break;
-      case 2: value_group<Value, 2>(t, g, w); break;
-      case 3: value_group<Value, 3>(t, g, w); break;
-      default: value_group<Value, 4>(t, g, w); break;
-    }
+    with_heads(t.heads, [&](auto heads) { value_group<Value, heads>(t, g, w); });
   }
 }
 
 }  // namespace
 
 void prepare_quant_query(KvType type, const float* q, int64_t dim, uint8_t* prepared) {
-  const auto largest = [&](int64_t begin, int64_t end) {
-    float amax = 0.0f;
-    for (int64_t c = begin; c < end; ++c) amax = q[c] == q[c] ? std::fmax(amax, std::fabs(q[c])) : INFINITY;
-    return amax;
-  };
   std::memset(prepared, 0, size_t((dim + 63) / 64 * kPairBytes));
   const bool q4 = type == KvType::kQ4_0;
-  const float levels = q4 ? 127.0f : 32767.0f;
-  float amax = largest(0, dim);
-  for (int64_t g = 0; g < dim / kKvQuantGroup; ++g) {
-    uint8_t* pair = prepared + g / 2 * kPairBytes;
-    const int64_t lane = g % 2 * 16;  // bytes
-    if (q4) amax = largest(g * kKvQuantGroup, (g + 1) * kKvQuantGroup);
-    // Scores of a query that is not finite are NaN; below 2^-100 the inverse would not be finite.
-    const bool finite = amax <= std::numeric_limits<float>::max();
-    const float scale = finite ? (amax < 0x1p-100f ? 0.0f : amax / levels) : NAN;
-    const float inverse = finite && scale > 0.0f ? levels / amax : 0.0f;
-    int32_t total = 0;
-    for (int64_t c = 0; c < kKvQuantGroup; ++c) {
-      const float x = q[g * kKvQuantGroup + c] * inverse;
-      const auto value = int32_t(inverse == 0.0f ? 0.0f : std::nearbyint(x));
-      total += value;
-      if (q4) {
-        reinterpret_cast<int8_t*>(pair)[c / 16 * 32 + lane + c % 16] = int8_t(value);
-      } else {
-        const auto value16 = int16_t(value);
-        std::memcpy(pair + c / 16 * 64 + c % 2 * 32 + lane + c % 16 / 2 * 2, &value16, 2);
-      }
-    }
-    for (int64_t i = 0; i < 4; ++i) {
-      std::memcpy(pair + (q4 ? 64 : 128) + lane + 4 * i, &scale, 4);
-      const int32_t offset = 8 * total;
-      if (q4) std::memcpy(pair + 96 + lane + 4 * i, &offset, 4);
-    }
-  }
+  const auto half_of = [&](int64_t g) { return prepared + g / 2 * kPairBytes + g % 2 * 16; };
+  round_quant_query(
+      type, q, dim,
+      [&](int64_t g, int64_t c, int32_t value) {
+        if (q4) {
+          reinterpret_cast<int8_t*>(half_of(g))[c / 16 * 32 + c % 16] = int8_t(value);
+        } else {
+          const auto value16 = int16_t(value);
+          std::memcpy(half_of(g) + c / 16 * 64 + c % 2 * 32 + c % 16 / 2 * 2, &value16, 2);
+        }
+      },
+      [&](int64_t g, float scale, int32_t total) {
+        const int32_t offset = 8 * total;
+        for (int64_t i = 0; i < 4; ++i) {
+          std::memcpy(half_of(g) + (q4 ? 64 : 128) + 4 * i, &scale, 4);
+          if (q4) std::memcpy(half_of(g) + 96 + 4 * i, &offset, 4);
+        }
+      });
 }
 
 void quant_key_product(const QuantKeyTile& tile) {

@@ -1,10 +1,11 @@
 // AVX-512 VNNI bodies of attend_quant.h. Rows are turned over as they are loaded: of keys a lane belongs to a row, of
 // values to a channel, so that sums need no additions across lanes and all heads share the work.
-#include <cmath>
 #include <cstring>
 
+#include "kv/attend_heads.h"
 #include "kv/attend_kernel.h"
 #include "kv/attend_quant.h"
+#include "kv/attend_quant_query.h"
 #include "kv/attend_x86_512.h"
 
 namespace longkv::avx512vnni {
@@ -168,12 +169,7 @@ void key_product_of(const QuantKeyTile& tile) {
 
 template <class Key>
 void key_product(const QuantKeyTile& t) {
-  switch (t.heads) {
-    case 1: return key_product_of<Key, 1>(t);
-    case 2: return key_product_of<Key, 2>(t);
-    case 3: return key_product_of<Key, 3>(t);
-    default: return key_product_of<Key, 4>(t);
-  }
+  with_heads(t.heads, [&](auto heads) { key_product_of<Key, heads>(t); });
 }
 
 // The weights of a tile's rows for two groups and all heads: p * row scale ~ scale * q, |q| <= 32767. A scale is NaN
@@ -263,85 +259,66 @@ inline void prefetch_four(const QuantValueTile& t, int64_t begin) {
   for (int64_t r = begin; r < begin + 4 && r < t.ahead_rows; ++r) prefetch(t.ahead[r], t.ahead_bytes);
 }
 
+// codes[i][pair]: of 16 channels the levels of rows 0 and 1 (pair 0), 2 and 3 in 16 bits; of group g the first half (i
+// 0) or the second.
 struct Q4Value {
+  static constexpr bool kOffset = true;  // levels count from 8
   static constexpr int64_t scales_at(int64_t dim) { return dim / 2; }
-  template <int kH>
-  static void add_group(const QuantValueTile& t, int64_t g, const int16_t (*q)[kAttendTileMax], const float* scale,
-                        const int32_t* eightfold, bool ahead) {
-    const __m512i nibble = _mm512_set1_epi16(15);
-    __m512i sum[kH][2][2];  // low and high nibbles, pairs of rows
-    for (int h = 0; h < kH; ++h) {
-      for (int i = 0; i < 2; ++i) sum[h][i][0] = sum[h][i][1] = _mm512_setzero_si512();
-    }
-    for (int64_t r = 0; r < t.rows; r += 4) {
-      if (ahead) prefetch_four(t, r);
-      const __m512i x = four_rows(t.row + r, 16 * g);
-      const __m512i codes[2][2] = {
-          {_mm512_and_si512(x, nibble), _mm512_and_si512(_mm512_srli_epi16(x, 8), nibble)},
-          {_mm512_and_si512(_mm512_srli_epi16(x, 4), nibble), _mm512_srli_epi16(x, 12)},
-      };
-#pragma GCC unroll 4
-      for (int h = 0; h < kH; ++h) {
-#pragma GCC unroll 2
-        for (int pair = 0; pair < 2; ++pair) {
-          const __m512i weight = word(q[h] + r + 2 * pair);
-          sum[h][0][pair] = _mm512_dpwssd_epi32(sum[h][0][pair], codes[0][pair], weight);
-          sum[h][1][pair] = _mm512_dpwssd_epi32(sum[h][1][pair], codes[1][pair], weight);
-          settle(sum[h][0][pair]);
-          settle(sum[h][1][pair]);
-        }
-      }
-    }
-#pragma GCC unroll 4
-    for (int h = 0; h < kH; ++h) {
-      const __m512i offset = _mm512_set1_epi32(eightfold[h]);
-      for (int i = 0; i < 2; ++i) {
-        const __m512i all = _mm512_sub_epi32(_mm512_add_epi32(sum[h][i][0], sum[h][i][1]), offset);
-        add_scaled(all, scale[h], t.sums + h * t.stride + g * kKvQuantGroup + 16 * i);
-      }
-    }
+  static void read(const uint8_t* const* row, int64_t g, __m512i (&codes)[2][2]) {
+    const __m512i nibble = _mm512_set1_epi16(15), x = four_rows(row, 16 * g);
+    codes[0][0] = _mm512_and_si512(x, nibble);
+    codes[0][1] = _mm512_and_si512(_mm512_srli_epi16(x, 8), nibble);
+    codes[1][0] = _mm512_and_si512(_mm512_srli_epi16(x, 4), nibble);
+    codes[1][1] = _mm512_srli_epi16(x, 12);
   }
 };
 
 struct Q8Value {
+  static constexpr bool kOffset = false;
   static constexpr int64_t scales_at(int64_t dim) { return dim; }
-  template <int kH>
-  static void add_group(const QuantValueTile& t, int64_t g, const int16_t (*q)[kAttendTileMax], const float* scale,
-                        const int32_t*, bool ahead) {
-    __m512i sum[kH][2][2];  // halves of the group, pairs of rows
-    for (int h = 0; h < kH; ++h) {
-      for (int i = 0; i < 2; ++i) sum[h][i][0] = sum[h][i][1] = _mm512_setzero_si512();
-    }
-    for (int64_t r = 0; r < t.rows; r += 4) {
-      if (ahead) prefetch_four(t, r);
-      __m512i codes[2][2];
+  static void read(const uint8_t* const* row, int64_t g, __m512i (&codes)[2][2]) {
 #pragma GCC unroll 2
-      for (int i = 0; i < 2; ++i) {
-        const __m512i x = four_rows(t.row + r, 32 * g + 16 * i);
-        codes[i][0] = _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8);
-        codes[i][1] = _mm512_srai_epi16(x, 8);
-      }
-#pragma GCC unroll 4
-      for (int h = 0; h < kH; ++h) {
-#pragma GCC unroll 2
-        for (int pair = 0; pair < 2; ++pair) {
-          const __m512i weight = word(q[h] + r + 2 * pair);
-          sum[h][0][pair] = _mm512_dpwssd_epi32(sum[h][0][pair], codes[0][pair], weight);
-          sum[h][1][pair] = _mm512_dpwssd_epi32(sum[h][1][pair], codes[1][pair], weight);
-          settle(sum[h][0][pair]);
-          settle(sum[h][1][pair]);
-        }
-      }
-    }
-#pragma GCC unroll 4
-    for (int h = 0; h < kH; ++h) {
-      for (int i = 0; i < 2; ++i) {
-        add_scaled(_mm512_add_epi32(sum[h][i][0], sum[h][i][1]), scale[h],
-                   t.sums + h * t.stride + g * kKvQuantGroup + 16 * i);
-      }
+    for (int i = 0; i < 2; ++i) {
+      const __m512i x = four_rows(row, 32 * g + 16 * i);
+      codes[i][0] = _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8);
+      codes[i][1] = _mm512_srai_epi16(x, 8);
     }
   }
 };
+
+// Adds the rows of a tile times their weights to the sums of group g.
+template <class Value, int kH>
+inline void add_group(const QuantValueTile& t, int64_t g, const int16_t (*q)[kAttendTileMax], const float* scale,
+                      const int32_t* eightfold, bool ahead) {
+  __m512i sum[kH][2][2];  // [head][half of the group][pair of rows]
+  for (int h = 0; h < kH; ++h) {
+    for (int i = 0; i < 2; ++i) sum[h][i][0] = sum[h][i][1] = _mm512_setzero_si512();
+  }
+  for (int64_t r = 0; r < t.rows; r += 4) {
+    if (ahead) prefetch_four(t, r);
+    __m512i codes[2][2];
+    Value::read(t.row + r, g, codes);
+#pragma GCC unroll 4
+    for (int h = 0; h < kH; ++h) {
+#pragma GCC unroll 2
+      for (int pair = 0; pair < 2; ++pair) {
+        const __m512i weight = word(q[h] + r + 2 * pair);
+        sum[h][0][pair] = _mm512_dpwssd_epi32(sum[h][0][pair], codes[0][pair], weight);
+        sum[h][1][pair] = _mm512_dpwssd_epi32(sum[h][1][pair], codes[1][pair], weight);
+        settle(sum[h][0][pair]);
+        settle(sum[h][1][pair]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int h = 0; h < kH; ++h) {
+    for (int i = 0; i < 2; ++i) {
+      __m512i all = _mm512_add_epi32(sum[h][i][0], sum[h][i][1]);
+      if constexpr (Value::kOffset) all = _mm512_sub_epi32(all, _mm512_set1_epi32(eightfold[h]));
+      add_scaled(all, scale[h], t.sums + h * t.stride + g * kKvQuantGroup + 16 * i);
+    }
+  }
+}
 
 template <class Value, int kH>
 void value_product_of(const QuantValueTile& tile) {
@@ -353,55 +330,35 @@ void value_product_of(const QuantValueTile& tile) {
     w.assign(t, at + 2 * g0, n);
     for (int64_t g = 0; g < n; ++g) {
       const bool ahead = g0 + g == 0 && t.ahead != nullptr;
-      Value::template add_group<kH>(t, g0 + g, w.q + g * kH, w.scale + g * kH, w.eightfold + g * kH, ahead);
+      add_group<Value, kH>(t, g0 + g, w.q + g * kH, w.scale + g * kH, w.eightfold + g * kH, ahead);
     }
   }
 }
 
 template <class Value>
 void value_product(const QuantValueTile& t) {
-  switch (t.heads) {
-    case 1: return value_product_of<Value, 1>(t);
-    case 2: return value_product_of<Value, 2>(t);
-    case 3: return value_product_of<Value, 3>(t);
-    default: return value_product_of<Value, 4>(t);
-  }
+  with_heads(t.heads, [&](auto heads) { value_product_of<Value, heads>(t); });
 }
 
 }  // namespace
 
 void prepare_quant_query(KvType type, const float* q, int64_t dim, uint8_t* prepared) {
-  const auto largest = [&](int64_t begin, int64_t end) {
-    float amax = 0.0f;
-    for (int64_t c = begin; c < end; ++c) amax = q[c] == q[c] ? std::fmax(amax, std::fabs(q[c])) : INFINITY;
-    return amax;
-  };
-  const bool q4 = type == KvType::kQ4_0;
-  const float levels = q4 ? 127.0f : 32767.0f;
-  float amax = largest(0, dim);
-  for (int64_t g = 0; g < dim / kKvQuantGroup; ++g) {
-    uint8_t* at = prepared + g * kGroupBytes;
-    if (q4) amax = largest(g * kKvQuantGroup, (g + 1) * kKvQuantGroup);
-    // Scores of a query that is not finite are NaN; below 2^-100 the inverse would not be finite.
-    const bool finite = amax <= std::numeric_limits<float>::max();
-    const float scale = finite ? (amax < 0x1p-100f ? 0.0f : amax / levels) : NAN;
-    const float inverse = finite && scale > 0.0f ? levels / amax : 0.0f;
-    int32_t total = 0;
-    for (int64_t c = 0; c < kKvQuantGroup; ++c) {
-      const float x = q[g * kKvQuantGroup + c] * inverse;
-      const auto value = int32_t(inverse == 0.0f ? 0.0f : std::nearbyint(x));
-      total += value;
-      if (q4) {
-        at[c] = uint8_t(int8_t(value));
-      } else {
-        const auto value16 = int16_t(value);
-        std::memcpy(at + c / 4 * 8 + c % 2 * 4 + c % 4 / 2 * 2, &value16, 2);
-      }
-    }
-    total *= 8;
-    std::memcpy(at + kScaleAt, &scale, 4);
-    std::memcpy(at + kScaleAt + 4, &total, 4);
-  }
+  round_quant_query(
+      type, q, dim,
+      [&](int64_t g, int64_t c, int32_t value) {
+        uint8_t* at = prepared + g * kGroupBytes;
+        if (type == KvType::kQ4_0) {
+          at[c] = uint8_t(int8_t(value));
+        } else {
+          const auto value16 = int16_t(value);
+          std::memcpy(at + c / 4 * 8 + c % 2 * 4 + c % 4 / 2 * 2, &value16, 2);
+        }
+      },
+      [&](int64_t g, float scale, int32_t total) {
+        const int32_t offset = 8 * total;
+        std::memcpy(prepared + g * kGroupBytes + kScaleAt, &scale, 4);
+        std::memcpy(prepared + g * kGroupBytes + kScaleAt + 4, &offset, 4);
+      });
 }
 
 void quant_key_product(const QuantKeyTile& tile) {

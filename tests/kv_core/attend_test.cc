@@ -390,6 +390,29 @@ TEST_P(EachLevel, ScoresEqualTheReference) {
   }
 }
 
+// Channels of a query that are large where keys are zero take nothing from the precision of the others: a query has a
+// step for each group of channels where it meets q4_0 keys.
+TEST_P(EachLevel, QueriesAreRoundedGroupByGroup) {
+  ThreadPool pool(1);
+  constexpr int kHeads = 3, kDim = 96, kRows = 40;
+  RandomHead head(KvType::kQ4_0, KvType::kF16, kDim, 32, kRows, 50);
+  auto keys = random_floats(kRows * kDim, 51);
+  for (int64_t i = 0; i < kRows * kDim; ++i) keys[size_t(i)] *= i % kDim < 32 ? 0.0f : 1.0f;
+  encode_rows(KvType::kQ4_0, keys.data(), kDim, kRows, kDim, head.k.data(), head.view.k_stride);
+  auto q = random_floats(kHeads * kDim, 52);
+  for (int64_t i = 0; i < kHeads * kDim; ++i) q[size_t(i)] *= i % kDim < 32 ? 1000.0f : 1.0f;
+  const AttendParams params{0.1f, 0.0f};
+  const RowRange ranges[] = {{0, kRows}};
+  std::vector<float> scores(size_t(kHeads * kRows), NAN);
+  attend_scores({q.data(), kHeads, head.view, ranges, nullptr, nullptr}, params, scores.data(), pool);
+  for (int h = 0; h < kHeads; ++h) {
+    const AttentionRef ref = attention_ref(q.data() + h * kDim, head.view, ranges, params);
+    for (int64_t r = 0; r < kRows; ++r) {
+      ASSERT_NEAR(scores[size_t(h * kRows + r)], ref.scores[size_t(r)], ref.score_tolerance) << h << " " << r;
+    }
+  }
+}
+
 // Rows whose byte offsets and indexes are beyond 32 bits; only the pages that are read exist.
 TEST(Attend, OffsetsAreSixtyFourBit) {
   ThreadPool pool(2);
