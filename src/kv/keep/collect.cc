@@ -3,8 +3,16 @@
 #include <algorithm>
 
 #include "base/checked.h"
+#include "base/gemm.h"
 
 namespace longkv {
+
+namespace {
+
+// Outer products of so many queries are summed in fp32 before they join a prompt's sum in double.
+constexpr int64_t kQueriesAtOnce = 64;
+
+}  // namespace
 
 KeepCollector::KeepCollector(const KvShape& shape, const KeepNeeds& needs)
     : shape_(shape), needs_(needs), states_(size_t(shape.layers)) {}
@@ -77,13 +85,17 @@ void KeepCollector::add_statistics(State& state, int layer, const PrefillAttendA
   pool.run(heads, [&](int64_t h, int) {
     double* sum = state.statistics.sum.data() + h * d;
     double* product = state.statistics.product.data() + h * d * d;
-    for (int64_t t = 0; t < n; ++t) {
-      const float* q = turned_.data() + (t * heads + h) * d;
-      for (int64_t i = 0; i < d; ++i) sum[i] += q[i];
-      for (int64_t i = 0; i < d; ++i) {
-        const double x = q[i];
-        for (int64_t j = 0; j < d; ++j) product[i * d + j] += x * q[j];
+    std::vector<float> columns(size_t(d * kQueriesAtOnce)), products(size_t(d * d));
+    for (int64_t begin = 0; begin < n; begin += kQueriesAtOnce) {
+      const int64_t count = std::min(n - begin, kQueriesAtOnce);
+      const float* q = turned_.data() + (begin * heads + h) * d;
+      for (int64_t t = 0; t < count; ++t) {
+        for (int64_t i = 0; i < d; ++i) sum[i] += q[t * heads * d + i];
       }
+      transpose(q, count, d, heads * d, columns.data(), count);
+      std::fill(products.begin(), products.end(), 0.0f);
+      gemm_add(d, d, count, columns.data(), count, q, heads * d, products.data(), d);
+      for (int64_t i = 0; i < d * d; ++i) product[i] += products[size_t(i)];
     }
   });
   state.statistics.n += n;

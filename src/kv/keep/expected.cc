@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/gemm.h"
 #include "kv/codec/codec.h"
 #include "kv/keep/kinds.h"
 
@@ -52,19 +53,17 @@ QueryModel model_of(const KeepStatistics& statistics, int64_t head, int64_t d, c
   return model;
 }
 
-double exponent(const QueryModel& model, const float* key, int64_t d, std::vector<float>& product) {
-  double sum = 0;
-  for (int64_t c = 0; c < d; ++c) sum += double(model.mean[size_t(c)]) * key[c];
-  if (model.spread.empty()) return sum;
-  std::fill(product.begin(), product.end(), 0.0f);
-  float* y = product.data();
-  for (int64_t i = 0; i < d; ++i) {
-    const float x = key[i];
-    const float* row = model.spread.data() + i * d;
-    for (int64_t j = 0; j < d; ++j) y[j] += x * row[j];
+// Exponents of `rows` keys; turned: [rows][d], room for them times the spread.
+void exponents_of(const QueryModel& model, const float* keys, int64_t rows, int64_t d, std::vector<float>& turned,
+                  float* out) {
+  turned.assign(size_t(rows * d), 0.0f);
+  if (!model.spread.empty()) gemm_add(rows, d, d, keys, d, model.spread.data(), d, turned.data(), d);
+  for (int64_t r = 0; r < rows; ++r) {
+    const float *key = keys + r * d, *y = turned.data() + r * d;
+    double sum = 0;
+    for (int64_t c = 0; c < d; ++c) sum += (double(model.mean[size_t(c)]) + y[c]) * key[c];
+    out[r] = float(sum);
   }
-  for (int64_t c = 0; c < d; ++c) sum += double(y[c]) * key[c];
-  return sum;
 }
 
 }  // namespace
@@ -102,13 +101,13 @@ void ExpectedKeeper::score(const KeepInput& input, RowScores& scores) {
     const KvHeadView& head = input.heads[size_t(h)];
     const int64_t end = std::min(head.rows, begin + kRowsAtOnce);
     if (begin >= end) return;
-    std::vector<float> keys(size_t((end - begin) * d)), product(static_cast<size_t>(d));
+    std::vector<float> keys(size_t((end - begin) * d)), turned;
     decode_k_rows(head, begin, end, keys.data());
     for (int64_t j = h * group; j < (h + 1) * group; ++j) {
+      float* out = exponents.data() + j * stride;
+      exponents_of(models[size_t(j)], keys.data(), end - begin, d, turned, out + begin);
       for (int64_t r = begin; r < end; ++r) {
-        exponents[size_t(j * stride + r)] =
-            head.pos[r] < spec_.sink ? -std::numeric_limits<float>::infinity()
-                                     : float(exponent(models[size_t(j)], keys.data() + (r - begin) * d, d, product));
+        if (head.pos[r] < spec_.sink) out[r] = -std::numeric_limits<float>::infinity();
       }
     }
   });
