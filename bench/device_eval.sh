@@ -81,7 +81,8 @@ step() {
 # for the time may end before the list.
 list8() {
   step "$1" "$2" 25 "$pair,normmass:budget=2048,fastgen,kvzip:keep_ratio=0.25,magicpig,$(budgets h2o $four),$patterns"
-  step "$1" "$2" 100 "$pair,normmass:budget=2048,fastgen,magicpig,$(budgets twilight $four),$(budgets vattention $others),$bits"
+  step "$1" "$2" 100 "$pair,magicpig,$(budgets twilight $four),$(budgets vattention $others),$bits"
+  step "$1" "$2" 100 "normmass:budget=2048,fastgen"
   step "$1" "$2" 100 "kvzip:keep_ratio=0.25,$(budgets h2o $four),$patterns"
   step "$1" "$2" 25 "kvslimmer-release:budget=2048,asymkv-release:budget=2048"
   step "$1" "$2" 100 "$(all "$four" double_sparsity sparq retroinfer),twilight,oracle:budget=1024 + $sample,oracle:budget=1024,heads=query"
