@@ -157,11 +157,13 @@ std::vector<double> spread(std::vector<double> wanted, double step, double low, 
   return wanted;
 }
 
+// Two variants of a recipe often differ in their last word.
+std::string cut_name(const std::string& name) { return name.size() > 64 ? name.substr(0, 61) + "..." : name; }
+
 }  // namespace
 
 std::string line_plot(const std::string& title, const PlotAxis& x, const PlotAxis& y,
                       const std::vector<PlotSeries>& series, PlotNames names) {
-  constexpr double kNamesWidth = 210;
   std::vector<double> xs, ys;
   for (const PlotSeries& s : series) {
     for (const auto& [px, py] : s.points) xs.push_back(px), ys.push_back(py);
@@ -176,7 +178,9 @@ std::string line_plot(const std::string& title, const PlotAxis& x, const PlotAxi
   const double legend = listed.empty() ? 0 : kLegendLine * std::ceil(double(listed.size()) / 2) + 8;
   // As many names at the ends as there is height for.
   const double body = std::max(kHeight, kTop + kBottom + (at_end ? 12.5 * double(series.size()) : 0.0));
-  const double width = kWidth + (at_end ? kNamesWidth : 0), bottom = body - kBottom;
+  double names_width = 0;
+  for (const PlotSeries& s : series) names_width = std::max(names_width, 16 + 6.8 * double(cut_name(s.name).size()));
+  const double width = kWidth + (at_end ? names_width : 0), bottom = body - kBottom;
   const Scale sx = make_scale(x, xs, kLeft, kWidth - kRight), sy = make_scale(y, ys, bottom, kTop);
   std::string out = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} {1:.0f}\" "
@@ -232,7 +236,7 @@ std::string line_plot(const std::string& title, const PlotAxis& x, const PlotAxi
           colour, escape_html(s.name), tick_text(s.points[k].first, x.tokens), tick_text(s.points[k].second, y.tokens));
       if (k == 0 && !s.label.empty()) out += labels.place(px, py, s.label, colour);
     }
-    const std::string name = s.name.size() > 40 ? s.name.substr(0, 37) + "..." : s.name;
+    const std::string name = cut_name(s.name);
     if (at_end && !s.points.empty()) {
       const double px = sx.at(s.points.back().first), py = sy.at(s.points.back().second);
       out += fmt::format(

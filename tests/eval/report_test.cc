@@ -108,6 +108,22 @@ TEST(EvalReport, NamesAtTheEndsNeverCoverEachOther) {
   EXPECT_LE(heights.back(), std::stod(size[1]));
 }
 
+// At 0.6 of the font's size a letter, which the widest of the usual fonts take.
+TEST(EvalReport, LongNamesAtTheEndsFitThePicture) {
+  for (const size_t letters : {4, 40, 60, 90}) {
+    PlotSeries line;
+    line.name = std::string(letters, 'x');
+    line.points = {{1, 50}, {2, 90}};
+    const std::string svg =
+        line_plot("t", {"x", false, false, {}, {}}, {"y", false, false, 0, 100}, {line}, PlotNames::kAtEnd);
+    std::smatch size, name;
+    ASSERT_TRUE(std::regex_search(svg, size, std::regex("width=\"([0-9]+)\"")));
+    ASSERT_TRUE(std::regex_search(svg, name, std::regex("<text x=\"([0-9.]+)\"[^>]*>(x{4,}[.]*)<")));
+    EXPECT_LE(std::stod(name[1]) + 0.6 * 11 * double(name[2].length()), std::stod(size[1])) << letters;
+    EXPECT_EQ(size_t(name[2].length()), std::min<size_t>(letters, 64));
+  }
+}
+
 TEST(EvalReport, MassesStandByLayerAndHead) {
   const std::string svg = plot_mass(summarise(records()), 8192);
   for (const char* column : {">0.0<", ">0.1<", ">1.0<", ">1.1<"}) EXPECT_NE(svg.find(column), std::string::npos);
