@@ -75,23 +75,24 @@ inline void packed_dots(const uint8_t* const (&p)[kGroups], const PackedInput (&
 #endif
 }
 
-// Adds what a column of blocks contributes.
-template <class T, int kGroups, int kTokens>
-inline void add_packed(const uint8_t* const (&p)[kGroups], const PackedInput (&x)[kTokens],
+// Adds what a column of blocks contributes: one input for every token, or all inputs, which are terms, to `token`.
+template <class T, int kGroups, int kInputs, int kTokens>
+inline void add_packed(const uint8_t* const (&p)[kGroups], const PackedInput (&x)[kInputs], int token,
                        __m256 (&acc)[kGroups][kTokens]) {
-  __m256i dot[kGroups][kTokens];
+  __m256i dot[kGroups][kInputs];
   packed_dots<T>(p, x, dot);
-  for (int t = 0; t < kTokens; ++t) {
-    const __m256 scale = _mm256_set1_ps(x[t].scale);
-    const int32_t sum = x[t].sum16[0] + x[t].sum16[1];
+  for (int i = 0; i < kInputs; ++i) {
+    const int t = kInputs == kTokens ? i : token;
+    const __m256 scale = _mm256_set1_ps(x[i].scale);
+    const int32_t sum = x[i].sum16[0] + x[i].sum16[1];
     for (int g = 0; g < kGroups; ++g) {
       const __m256 d = packed_halves(p[g]);
       if constexpr (T::kMin) {
         const __m256 value = _mm256_fmadd_ps(packed_halves(p[g] + 16), _mm256_set1_ps(float(sum)),
-                                             _mm256_mul_ps(d, _mm256_cvtepi32_ps(dot[g][t])));
+                                             _mm256_mul_ps(d, _mm256_cvtepi32_ps(dot[g][i])));
         acc[g][t] = _mm256_fmadd_ps(value, scale, acc[g][t]);
       } else {
-        const __m256i centred = _mm256_sub_epi32(dot[g][t], _mm256_set1_epi32(T::kOffset * sum));
+        const __m256i centred = _mm256_sub_epi32(dot[g][i], _mm256_set1_epi32(T::kOffset * sum));
         acc[g][t] = _mm256_fmadd_ps(_mm256_mul_ps(d, scale), _mm256_cvtepi32_ps(centred), acc[g][t]);
       }
     }
@@ -113,23 +114,29 @@ inline void packed_groups(const uint8_t* first, int64_t apart, const QuantizedRo
     for (auto& a : row) a = _mm256_setzero_ps();
   }
   for (int64_t b = 0; b < blocks; ++b) {
+    const auto term = [&](int64_t f) {
+      return PackedInput{x.fine_q.data() + f * kSmallBlock, x.fine_scale[size_t(f)], x.fine_sum16.data() + 2 * f};
+    };
     PackedInput in[kTokens];
     for (int t = 0; t < kTokens; ++t) {
       const int64_t at = t * blocks + b;
       in[t] = {q + at * kSmallBlock, scale[at], sum16 + 2 * at};
     }
-    add_packed<T>(p, in, acc);
-    for (int t = 0; t < kTokens; ++t) {
-      const int64_t f = fine_term[t * blocks + b];
-      if (f < 0) [[likely]]
-        continue;
-      const PackedInput fine[1] = {
-          {x.fine_q.data() + f * kSmallBlock, x.fine_scale[size_t(f)], x.fine_sum16.data() + 2 * f}};
-      for (int g = 0; g < kGroups; ++g) {
-        const uint8_t* const one[1] = {p[g]};
-        __m256 sum[1][1] = {{acc[g][t]}};
-        add_packed<T>(one, fine, sum);
-        acc[g][t] = sum[0][0];
+    if constexpr (kTokens == 1) {
+      // Both terms of a group meet weights that are unpacked once: in the output matrix every group has two.
+      if (const int64_t f = fine_term[b]; f >= 0) {
+        const PackedInput both[2] = {in[0], term(f)};
+        add_packed<T>(p, both, 0, acc);
+      } else {
+        add_packed<T>(p, in, 0, acc);
+      }
+    } else {
+      add_packed<T>(p, in, 0, acc);
+      for (int t = 0; t < kTokens; ++t) {
+        if (const int64_t f = fine_term[t * blocks + b]; f >= 0) {
+          const PackedInput fine[1] = {term(f)};
+          add_packed<T>(p, fine, t, acc);
+        }
       }
     }
     for (int g = 0; g < kGroups; ++g) p[g] += T::kBytes;
