@@ -179,17 +179,15 @@ Status choose_card(const ModelOptions& o, const KvPlan& all, Opened& opened) {
   Status refused;
   if (!o.can_use_card) {
     refused = fail(Code::kUnsupported, "this command runs on the CPU only; leave -ngl, --device and --kv-place out");
-  } else if (const auto cards = cuda_cards(); !cards.ok()) {
-    refused = cards.status();
+  } else if (const auto card = open_card(index); !card.ok()) {
+    refused = card.status();
     // Most machines have none: worth a line only to those who ask.
     if (!opened.card_asked) {
       log_verbose("the CPU runs this: {}", refused.message());
       return {};
     }
   } else {
-    const auto card = std::find_if(cards->begin(), cards->end(), [&](const CudaCard& c) { return c.index == index; });
-    refused = card == cards->end() ? fail(Code::kUnsupported, "there is no usable card {}", index)
-                                   : supported(*opened.model, opened.recipe, opened.card_kv, opened.card_hybrid);
+    refused = supported(*opened.model, opened.recipe, opened.card_kv, opened.card_hybrid);
     if (refused.ok()) refused = load_card(o, asked, cap, *card, all, opened);
   }
   if (opened.card) return {};
@@ -203,11 +201,8 @@ Result<std::optional<CardPlan>> plan_of_card(const ModelOptions& o, const Opened
   LONGKV_ASSIGN(const int64_t cap, asked_vram(o));
   LONGKV_ASSIGN(const int asked, asked_layers(o.gpu_layers, opened.model->config().layers));
   if (index < 0 || asked == 0) return std::optional<CardPlan>();
-  const auto cards = cuda_cards();
-  const CudaCard* card = nullptr;
-  if (cards.ok()) {
-    for (const CudaCard& c : *cards) card = c.index == index ? &c : card;
-  }
+  const auto found = open_card(index);
+  const CudaCard* card = found.ok() ? &*found : nullptr;
   if (card == nullptr && cap == 0) {
     if (!card_wanted(o)) return std::optional<CardPlan>();
     return fail(Code::kInvalidArgument, "this machine has no card to plan with; --vram says how much memory one has");
@@ -235,8 +230,10 @@ std::string cards_text() {
   if (!cards.ok()) return fmt::format("cards: none; {} ({})\n", cards.status().message(), cuda_build());
   std::string text = fmt::format("cards ({}):\n", cuda_build());
   for (const CudaCard& c : *cards) {
+    const auto card = open_card(c.index);
     text += fmt::format("  cuda{}: {}, compute capability {}.{}, {} free of {}\n", c.index, c.name, c.major, c.minor,
-                        format_bytes(c.free_bytes), format_bytes(c.total_bytes));
+                        card.ok() ? format_bytes(card->free_bytes) : "? (" + card.status().message() + ")",
+                        format_bytes(c.total_bytes));
   }
   return text;
 }
@@ -246,12 +243,14 @@ nlohmann::ordered_json cards_json() {
   const auto cards = cuda_cards();
   if (!cards.ok()) return list;
   for (const CudaCard& c : *cards) {
+    const auto card = open_card(c.index);
+    if (!card.ok()) continue;
     list.push_back({{"device", fmt::format("cuda{}", c.index)},
                     {"name", c.name},
                     {"compute_capability", fmt::format("{}.{}", c.major, c.minor)},
                     {"multiprocessors", c.multiprocessors},
                     {"total_bytes", c.total_bytes},
-                    {"free_bytes", c.free_bytes}});
+                    {"free_bytes", card->free_bytes}});
   }
   return list;
 }

@@ -100,17 +100,13 @@ CardModel::~CardModel() = default;
 
 Result<std::shared_ptr<CardModel>> CardModel::load(std::shared_ptr<const LoadedModel> model,
                                                    const CardOptions& options) {
-  LONGKV_ASSIGN(const std::vector<CudaCard> cards, cuda_cards());
-  const auto chosen =
-      std::find_if(cards.begin(), cards.end(), [&](const CudaCard& c) { return c.index == options.device; });
-  if (chosen == cards.end()) return fail(Code::kUnsupported, "there is no usable card {}", options.device);
   LONGKV_TRY(check_shape(model->config()));
+  LONGKV_ASSIGN(CudaCard card, open_card(options.device));
   std::shared_ptr<CardModel> made(new CardModel());
   Impl& m = *made->impl_;
   m.model = std::move(model);
-  m.card = *chosen;
+  m.card = std::move(card);
   m.host_layers = std::clamp(options.host_layers, 0, m.model->config().layers);
-  LONGKV_TRY(cuda_status(cudaSetDevice(m.card.index), "choosing the card"));
   m.memory = std::make_unique<CardMemory>(options.vram_cap);
   LONGKV_ASSIGN(m.stream, CardStream::create());
   Loader loader(m);

@@ -14,7 +14,7 @@
 #include "cuda/runtime.h"
 
 #define LONGKV_NEED_CARD() \
-  if (const auto cards = ::longkv::cuda_cards(); !cards.ok()) GTEST_SKIP() << cards.status().message()
+  if (const auto card = ::longkv::open_card(0); !card.ok()) GTEST_SKIP() << card.status().message()
 #define ASSERT_DONE(expr)                                   \
   do {                                                      \
     const ::longkv::Status done_status = (expr);            \

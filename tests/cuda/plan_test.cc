@@ -5,6 +5,7 @@
 #include <random>
 
 #include "cuda/card_plan.h"
+#include "cuda/cards.h"
 #include "cuda/kv.h"
 #include "cuda/stack.h"
 #include "ops/packed_rows.h"
@@ -131,6 +132,27 @@ TEST(PackedRows, ComeBackAsTheyWere) {
     unpack_rows(w, 5, kRows - 5, back.data() + 5 * row);
     EXPECT_EQ(back, file) << int(type);
   }
+}
+
+TEST(Cards, CodeOfABuildFitsSomeOfThem) {
+  EXPECT_TRUE(card_code_fits("90", 9, 0));
+  EXPECT_TRUE(card_code_fits("90", 10, 3));  // from PTX
+  EXPECT_FALSE(card_code_fits("90", 8, 9));
+  EXPECT_TRUE(card_code_fits("80 89 90", 8, 6));
+  EXPECT_TRUE(card_code_fits("80;120", 9, 0));
+  EXPECT_FALSE(card_code_fits("86 120", 8, 0));
+  EXPECT_TRUE(card_code_fits("80-real", 8, 9));
+  EXPECT_FALSE(card_code_fits("80-real", 9, 0));
+  EXPECT_FALSE(card_code_fits("90-real 120-real", 10, 0));
+  EXPECT_TRUE(card_code_fits("80-virtual", 12, 0));
+  EXPECT_TRUE(card_code_fits("90a", 9, 0));
+  EXPECT_FALSE(card_code_fits("90a", 10, 0));
+  EXPECT_TRUE(card_code_fits("100f", 10, 3));
+  EXPECT_FALSE(card_code_fits("100f", 12, 0));
+  EXPECT_TRUE(card_code_fits("native", 8, 0));
+  EXPECT_TRUE(card_code_fits("all-major", 8, 0));
+  EXPECT_FALSE(card_code_fits("", 9, 0));
+  EXPECT_FALSE(card_code_fits("  ", 9, 0));
 }
 
 }  // namespace
