@@ -21,6 +21,8 @@ __global__ void angles_kernel(const double2* __restrict__ fine, const double2* _
   out[i] = make_float2(float((a.x * b.x - a.y * b.y) * magnitude), float((a.y * b.x + a.x * b.y) * magnitude));
 }
 
+__global__ void position_kernel(int64_t* to, int64_t position) { *to = position; }
+
 // Stores channel `c` of the row whose values and scales begin there; all lanes of a warp hold 32 neighbouring channels,
 // `top` is the row's largest magnitude (fp8 only). Returns what reads back.
 __device__ __forceinline__ float store_at(KvType type, uint8_t* values, half_t* scales, int c, float v, float top) {
@@ -164,6 +166,11 @@ __global__ void fill_kernel(CardKv kv, int64_t n, uint64_t seed) {
 
 }  // namespace
 
+Status set_position(int64_t* to, int64_t position, CardStreamHandle stream) {
+  position_kernel<<<1, 1, 0, stream>>>(to, position);
+  return launched("set_position");
+}
+
 Status rope_angles(const CardRope& rope, const int64_t* first, int64_t n, float* out, CardStreamHandle stream) {
   angles_kernel<<<unsigned((n * rope.half + 127) / 128), 128, 0, stream>>>(
       reinterpret_cast<const double2*>(rope.fine), reinterpret_cast<const double2*>(rope.coarse), rope.half,
@@ -178,12 +185,14 @@ Status append_rows(const AppendArgs& a, CardStreamHandle stream) {
 }
 
 Status decode_rows(const CardKv& kv, int64_t first, int64_t n, const CardKv& work, CardStreamHandle stream) {
+  if (n <= 0) return {};
   const dim3 grid(unsigned((n * kv.dim + 255) / 256), unsigned(2 * kv.kv_heads));
   decode_rows_kernel<<<grid, 256, 0, stream>>>(kv, first, n, work);
   return launched("decode_rows");
 }
 
 Status fill_rows(const CardKv& kv, int64_t n, uint64_t seed, CardStreamHandle stream) {
+  if (n <= 0) return {};
   const dim3 grid(unsigned((n * kv.dim + 255) / 256), unsigned(2 * kv.kv_heads));
   fill_kernel<<<grid, 256, 0, stream>>>(kv, n, seed);
   return launched("fill_rows");

@@ -110,6 +110,7 @@ Status run(const OldArgs& p, CardStreamHandle stream) {
 }  // namespace
 
 Status attend_old(const AttendOldArgs& a, const TileList& list, const DecodeScratch& scratch, CardStreamHandle stream) {
+  if (list.marks != nullptr || list.placed) return Status(Code::kInternal, "attend_old: tiles that are marked or placed");
   const OldArgs p{a, list, scratch};
   if (a.old.type != KvType::kF16) return attend_codes(p, stream);
   switch (a.old.dim) {

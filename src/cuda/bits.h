@@ -11,7 +11,7 @@ namespace longkv::card {
 
 // Of one layer: tokens of all blocks, open ones too.
 struct CardBits {
-  static constexpr int kChunk = 64;  // tokens that are scanned together; their layout: bits.cu
+  static constexpr int kChunk = 64;  // tokens that are scanned together; their layout: bits_rows.cuh
   int block = 16;                    // tokens; a multiple of 16
   int64_t capacity = 0;              // blocks of a head
   int64_t tokens = 0;                // of a head, whole chunks

@@ -112,8 +112,7 @@ Status CardGraph::allocate(int64_t context, int64_t chunk) {
   return {};
 }
 
-Result<std::unique_ptr<CardGraph>> CardGraph::create(std::shared_ptr<CardModel> model, int64_t context, int64_t chunk,
-                                                     KvType) {
+Result<std::unique_ptr<CardGraph>> CardGraph::create(std::shared_ptr<CardModel> model, int64_t context, int64_t chunk) {
   std::unique_ptr<CardGraph> graph(new CardGraph());
   graph->model_ = std::move(model);
   LONGKV_ASSIGN(graph->gemm_, CardGemm::create(*graph->model_->impl().memory));
@@ -272,11 +271,7 @@ Status CardGraph::load_layer(int i, cudaStream_t stream) {
 }
 
 Status CardGraph::begin_chunk(int64_t first, int64_t n, cudaStream_t stream) {
-  position_host_ = first;
-  // The copy is taken from pageable memory, so the value is read before the call returns.
-  LONGKV_TRY(
-      cuda_status(cudaMemcpyAsync(chunk_.first, &position_host_, sizeof(int64_t), cudaMemcpyHostToDevice, stream),
-                  "position of a chunk"));
+  LONGKV_TRY(card::set_position(chunk_.first, first, stream));
   LONGKV_TRY(card::rope_angles(rope_, chunk_.first, n, chunk_.angles, stream));
   if (rope_window_.half > 0) LONGKV_TRY(card::rope_angles(rope_window_, chunk_.first, n, chunk_.angles_window, stream));
   return {};

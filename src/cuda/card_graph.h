@@ -17,8 +17,7 @@ namespace longkv {
 class CardGraph {
  public:
   // `chunk`: prompt tokens that a layer takes at a time.
-  static Result<std::unique_ptr<CardGraph>> create(std::shared_ptr<CardModel> model, int64_t context, int64_t chunk,
-                                                   KvType rows);
+  static Result<std::unique_ptr<CardGraph>> create(std::shared_ptr<CardModel> model, int64_t context, int64_t chunk);
   // Bytes of VRAM whatever the chunk.
   static int64_t fixed_bytes(const CardModel& model, int64_t context);
   // Bytes of VRAM for chunks of that many tokens.
@@ -76,7 +75,6 @@ class CardGraph {
   std::unique_ptr<LayerFeed> feed_;  // where layers lie in memory
   card::CardRope rope_, rope_window_;
   CardBuffer rope_memory_, rope_window_memory_, token_memory_, chunk_memory_, weight_memory_;
-  int64_t position_host_ = 0;
 
   struct Token {
     float *hidden, *qkv, *attention, *gate_up, *proj, *logits, *angles, *angles_window;

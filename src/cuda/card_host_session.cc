@@ -59,7 +59,7 @@ class CardHostSession final : public CardRunner {
   Status end_layer(int layer, int64_t, int64_t, bool last) override { return landing_->end_layer(layer, last); }
   Status commit(int64_t) override { return {}; }  // the cache counts its rows itself
   Status abandon(int64_t held) override { return landing_->abandon(held, stream_.get()); }
-  Status capture();
+  Status capture_steps();
   Status segment(int layer);
 
   KvSession& kv_;
@@ -79,7 +79,7 @@ Status CardHostSession::allocate() {
                 CardBuffer::create(memory(), card::card_kv_bytes(KvType::kF16, c.kv_heads, c.head_dim_k, capacity),
                                    fmt::format("one layer's rows of {} tokens", options_.context)));
   work_ = card::place_kv(KvType::kF16, c.kv_heads, c.head_dim_k, capacity, work_memory_.data());
-  LONGKV_TRY(allocate_scratch(KvType::kF16));
+  LONGKV_TRY(allocate_scratch());
   const int64_t q = int64_t(c.heads) * c.head_dim_k, kv = int64_t(c.kv_heads) * c.head_dim_k;
   LONGKV_ASSIGN(landing_, PromptLanding::create(c, kv_, chunk_, pool_));
   LONGKV_ASSIGN(exchange_, PinnedBuffer::create((2 * q + 2 * kv) * 4, "a token's queries, keys and values"));
@@ -118,19 +118,9 @@ Status CardHostSession::segment(int layer) {
                      "queries, keys and values");
 }
 
-Status CardHostSession::capture() {
+Status CardHostSession::capture_steps() {
   for (int layer = host_layers(); layer <= config().layers; ++layer) {
-    LONGKV_TRY(
-        cuda_status(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "recording a step"));
-    const Status recorded = segment(layer);
-    cudaGraph_t graph = nullptr;
-    const cudaError_t ended = cudaStreamEndCapture(stream_.get(), &graph);
-    LONGKV_TRY(recorded);
-    LONGKV_TRY(cuda_status(ended, "recording a step"));
-    cudaGraphExec_t step = nullptr;
-    const cudaError_t made = cudaGraphInstantiate(&step, graph, 0);
-    (void)cudaGraphDestroy(graph);
-    LONGKV_TRY(cuda_status(made, "recording a step"));
+    LONGKV_ASSIGN(cudaGraphExec_t step, capture([&] { return segment(layer); }));
     steps_.push_back(step);
   }
   return {};
@@ -138,7 +128,7 @@ Status CardHostSession::capture() {
 
 Status CardHostSession::decode(int32_t id, std::span<float> logits) {
   const ModelConfig& c = config();
-  if (steps_.empty()) LONGKV_TRY(capture());
+  if (steps_.empty()) LONGKV_TRY(capture_steps());
   embed({&id, 1}, host_.hidden);
   *host_.position = tokens();
   const int64_t q = int64_t(c.heads) * c.head_dim_k, kv = int64_t(c.kv_heads) * c.head_dim_k;

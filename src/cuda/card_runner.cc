@@ -32,7 +32,7 @@ Status CardRunner::open() {
   return {};
 }
 
-Status CardRunner::allocate_scratch(KvType type, int64_t reserve) {
+Status CardRunner::allocate_scratch(int64_t reserve) {
   const ModelConfig& c = config();
   size_t free = 0, total = 0;
   LONGKV_TRY(cuda_status(cudaMemGetInfo(&free, &total), "asking for free memory"));
@@ -45,7 +45,7 @@ Status CardRunner::allocate_scratch(KvType type, int64_t reserve) {
   const int64_t share = left / (host_layers() > 0 ? 2 : 4);
   while (options_.chunk == 0 && chunk_ > 64 && CardGraph::chunk_bytes(c, chunk_) + sparse_bytes(chunk_) > share)
     chunk_ /= 2;
-  LONGKV_ASSIGN(graph_, CardGraph::create(model_, options_.context, chunk_, type));
+  LONGKV_ASSIGN(graph_, CardGraph::create(model_, options_.context, chunk_));
   if (reads_sparsely()) LONGKV_TRY(graph_->read_sparsely(options_.recipe.prefill, options_.context, chunk_));
   span_ = chunk_;
   if (options_.layer_major) {

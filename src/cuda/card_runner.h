@@ -2,6 +2,7 @@
 // for sources built with CUDA.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -26,12 +27,14 @@ class CardRunner : public DeviceRunner {
   // Stream and events; first of all.
   Status open();
   // Graph and buffers out of the memory that is left, but for `reserve` bytes: a smaller chunk rather than none.
-  Status allocate_scratch(KvType type, int64_t reserve = 0);
+  Status allocate_scratch(int64_t reserve = 0);
   bool reads_sparsely() const { return options_.recipe.prefill.kind == PrefillKind::kBlockSparse; }
   int64_t sparse_bytes(int64_t chunk) const {
     return reads_sparsely() ? CardSparse::bytes(config(), options_.recipe.prefill, options_.context, chunk) : 0;
   }
   void embed(std::span<const int32_t> ids, float* out);
+  // What `work` queues on the stream, as a graph; whoever calls destroys it.
+  Result<cudaGraphExec_t> capture(const std::function<Status()>& work) { return capture_work(stream_.get(), work); }
   // Layers [0, host_layers()) lie in memory; rows of theirs are in host_kv_.
   int host_layers() const { return model_->host_layers(); }
   // These layers of a decoded token, on the CPU.

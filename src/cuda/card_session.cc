@@ -81,7 +81,6 @@ class CardSession final : public CardRunner {
   }
   Status record_layer(int layer);
   Status record_step();
-  Status capture_step();
   Status run_step();
   void count_step();
 
@@ -114,7 +113,7 @@ Status CardSession::allocate() {
   std::vector<bool> hybrid(size_t(c.layers), false);
   for (int l = 0; l < c.layers; ++l) hybrid[size_t(l)] = options_.hybrid && selects(l);
   LONGKV_TRY(allocate_rows(capacity, hybrid));
-  LONGKV_TRY(options_.hybrid ? allocate_blocks(hybrid) : allocate_scratch(type_));
+  LONGKV_TRY(options_.hybrid ? allocate_blocks(hybrid) : allocate_scratch());
   if (old_) LONGKV_TRY(old_->place_end(graph_->position() + 2));
   if (host_layers() == 0) return {};
   LONGKV_ASSIGN(landing_, PromptLanding::create(c, *host_kv_, chunk_, pool_));
@@ -169,7 +168,7 @@ Status CardSession::allocate_hybrid(const HybridRows::Shape& wanted) {
   const auto make = [&]() -> Status {
     if (memory().cap() > 0 && memory().cap() < least)
       return fail(Code::kOutOfMemory, "{} MiB of VRAM are too few", memory().cap() >> 20);
-    LONGKV_TRY(allocate_scratch(type_, shape.fixed_bytes() + shape.least_bytes()));
+    LONGKV_TRY(allocate_scratch(shape.fixed_bytes() + shape.least_bytes()));
     shape.chunk = chunk_;
     LONGKV_ASSIGN(hybrid_, HybridRows::create(memory(), shape, pool_));
     return {};
@@ -287,21 +286,10 @@ Status CardSession::record_step() {
       cudaMemcpyAsync(host_.logits, graph_->logits(), size_t(c.vocab) * 4, cudaMemcpyDeviceToHost, stream), "logits");
 }
 
-Status CardSession::capture_step() {
-  cudaStream_t stream = stream_.get();
-  LONGKV_TRY(cuda_status(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "recording a step"));
-  const Status recorded = record_step();
-  cudaGraph_t graph = nullptr;
-  const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
-  LONGKV_TRY(recorded);
-  LONGKV_TRY(cuda_status(ended, "recording a step"));
-  const cudaError_t made = cudaGraphInstantiate(&step_, graph, 0);
-  (void)cudaGraphDestroy(graph);
-  return cuda_status(made, "recording a step");
-}
-
 Status CardSession::decode(int32_t id, std::span<float> logits) {
-  if (step_ == nullptr) LONGKV_TRY(capture_step());
+  if (step_ == nullptr) {
+    LONGKV_ASSIGN(step_, capture([&] { return record_step(); }));
+  }
   embed({&id, 1}, host_.hidden);
   host_.position[0] = tokens_;
   host_.position[1] = steps_++;

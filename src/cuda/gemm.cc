@@ -157,17 +157,20 @@ Status CardGemm::run(const card::half_t* x, const card::half_t* w, int64_t token
   CardProduct p{tokens, rows, cols, false, true, cols, cols, y_stride};
   p.halves = true;
   p.add = add;
-  return multiply(p, kBufferAlignment, x, w, y, stream);
+  return run(p, x, w, y, stream);
 }
 
-Status CardGemm::run(const CardProduct& p, const void* a, const void* b, float* c, CardStreamHandle stream) {
-  if (p.m <= 0 || p.n <= 0 || p.k <= 0 || p.batch <= 0) return {};
-  // Algorithms that load wide words are offered only for operands that lie so, those of every batch.
+int64_t CardGemm::alignment(const CardProduct& p, const void* a, const void* b, const float* c) {
   uintptr_t places = reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | reinterpret_cast<uintptr_t>(c) |
                      uintptr_t(kBufferAlignment);
   const int bytes = p.halves ? 2 : 4;
   if (p.batch > 1) places |= uintptr_t(p.a_step * bytes) | uintptr_t(p.b_step * bytes) | uintptr_t(p.c_step * 4);
-  return multiply(p, int64_t(places & (~places + 1)), a, b, c, stream);
+  return int64_t(places & (~places + 1));
+}
+
+Status CardGemm::run(const CardProduct& p, const void* a, const void* b, float* c, CardStreamHandle stream) {
+  if (p.m <= 0 || p.n <= 0 || p.k <= 0 || p.batch <= 0) return {};
+  return multiply(p, alignment(p, a, b, c), a, b, c, stream);
 }
 
 }  // namespace longkv

@@ -36,6 +36,9 @@ class CardGemm {
              float* y, int64_t y_stride, CardStreamHandle stream);
   // Any product; the same operands give the same bits. c may not overlap a or b.
   Status run(const CardProduct& product, const void* a, const void* b, float* c, CardStreamHandle stream);
+  // Bytes at whose multiples all operands lie, those of every batch; at most 256. Algorithms that load wide words are
+  // offered only where these allow it.
+  static int64_t alignment(const CardProduct& product, const void* a, const void* b, const float* c);
 
  private:
   struct Library;

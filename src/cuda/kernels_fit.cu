@@ -18,9 +18,10 @@ bool cards_overlap_kernels() {
   static const bool overlap = [] {
     int device = 0, major = 0;
     cudaFuncAttributes attributes{};
+    // Not binaryVersion: the driver makes code for a card of 9.0 out of what was compiled for an older one, too.
     return cudaGetDevice(&device) == cudaSuccess &&
            cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9 &&
-           cudaFuncGetAttributes(&attributes, empty_kernel) == cudaSuccess && attributes.binaryVersion >= 90;
+           cudaFuncGetAttributes(&attributes, empty_kernel) == cudaSuccess && attributes.ptxVersion >= 90;
   }();
   return overlap;
 }

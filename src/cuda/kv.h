@@ -76,6 +76,9 @@ struct CardRope {
   RopePairs pairs = RopePairs::kAdjacent;
   float magnitude = 1.0f;
 };
+// *to = position, for the two that read a position on the card; the value is the launch's own, of no memory of the
+// host.
+Status set_position(int64_t* to, int64_t position, CardStreamHandle stream);
 Status rope_angles(const CardRope& rope, const int64_t* first, int64_t n, float* out, CardStreamHandle stream);
 
 // After the products of q, k and v: bias, norm of heads, rotation; queries to q as halves (bfloat16 when the rows are),

@@ -76,11 +76,12 @@ __device__ __forceinline__ float block_sum(float v, float* shared) {
   v = threadIdx.x % 32 < (blockDim.x + 31) / 32 ? shared[threadIdx.x % 32] : 0.0f;
   return warp_sum(v);
 }
+// The largest, likewise.
 __device__ __forceinline__ float block_max(float v, float* shared) {
   v = warp_max(v);
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
   __syncthreads();
-  v = threadIdx.x % 32 < (blockDim.x + 31) / 32 ? shared[threadIdx.x % 32] : 0.0f;
+  v = threadIdx.x % 32 < (blockDim.x + 31) / 32 ? shared[threadIdx.x % 32] : -__builtin_huge_valf();
   return warp_max(v);
 }
 

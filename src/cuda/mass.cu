@@ -72,7 +72,6 @@ __global__ void __launch_bounds__(kChooseThreads)
     w[i] = at < n ? weights[at] : kMinusInfinity;
     top = fmaxf(top, w[i]);
   }
-  // The block has 32 warps, so that block_max() takes no 0 beside their values.
   top = block_max(top, shared);
   __syncthreads();
   float sum = 0.0f, held = 0.0f;

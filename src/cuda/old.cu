@@ -220,7 +220,7 @@ __global__ void read_kernel(CardOld old, CardKv rows, int64_t begin, int64_t old
   reinterpret_cast<__half*>(to.v)[at] = __float2half_rn(v);
 }
 
-// A block two rows of K or V, in words of 16 bytes.
+// A thread 16 bytes of a row of K or V.
 __global__ void copy_kernel(CardKv from, int64_t begin, int64_t end, CardKv to) {
   const int per_row = from.dim / 8;
   const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x, row = begin + i / per_row;

@@ -89,8 +89,8 @@ Status encode_last(const OldLayer* layers, int count, int kv_heads, KvType type,
 // Queries as the middle's keys meet them, [heads][dim] halves, and what is added to their scores, [heads].
 Status gather_queries(const half_t* q, int heads, const CardOld& old, float scale, half_t* to, float* shift,
                       CardStreamHandle stream);
-// Attention over the middle's rows; list.tiles nullptr: all. q: gathered, where heads keep some channels; shift
-// nullptr: nothing is added.
+// Attention over the middle's rows; list.tiles nullptr: all; tiles are neither marked nor placed. q: gathered, where
+// heads keep some channels; shift nullptr: nothing is added.
 struct AttendOldArgs {
   const half_t* q = nullptr;
   const float* shift = nullptr;

@@ -136,6 +136,19 @@ Result<CardStream> CardStream::create() {
   return s;
 }
 
+Result<cudaGraphExec_t> capture_work(cudaStream_t stream, const std::function<Status()>& work) {
+  LONGKV_TRY(cuda_status(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "recording a step"));
+  const Status queued = work();
+  cudaGraph_t graph = nullptr;
+  const Status ended = cuda_status(cudaStreamEndCapture(stream, &graph), "recording a step");
+  cudaGraphExec_t step = nullptr;
+  Status made = queued.ok() ? ended : queued;
+  if (made.ok()) made = cuda_status(cudaGraphInstantiate(&step, graph, 0), "recording a step");
+  if (graph != nullptr) (void)cudaGraphDestroy(graph);
+  LONGKV_TRY(made);
+  return step;
+}
+
 PinnedPages::~PinnedPages() {
   for (const auto& [begin, end] : pinned_) (void)cudaHostUnregister(reinterpret_cast<void*>(begin));
 }

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -140,5 +141,9 @@ class CardStream {
  private:
   cudaStream_t stream_ = nullptr;
 };
+
+// What `work` queues on the stream, as a graph, which the caller destroys. Where one of the two fails nothing is left
+// behind: neither a recording nor an error that the next launch would report.
+Result<cudaGraphExec_t> capture_work(cudaStream_t stream, const std::function<Status()>& work);
 
 }  // namespace longkv
