@@ -24,8 +24,7 @@ Result<std::unique_ptr<CardOldRows>> CardOldRows::create(CardMemory& memory, con
   s.kv_heads_ = c.kv_heads;
   s.dim_ = c.head_dim_k;
   s.masked_ = !s.spec_.masks.empty();
-  s.end_ = s.spec_.sink;
-  s.layer_end_.assign(size_t(c.layers), s.end_);
+  s.border_ = card::OldBorder(c.layers, s.spec_.sink, s.spec_.window);
   const auto slot = [&](int l, int h) { return size_t(l) * size_t(c.kv_heads) + size_t(h); };
   const auto active = [&](int l) { return l >= first_layer && (c.window.empty() || c.window[size_t(l)] == 0); };
   for (int l = 0; l < c.layers; ++l) {
@@ -57,6 +56,10 @@ Result<std::unique_ptr<CardOldRows>> CardOldRows::create(CardMemory& memory, con
                                              "places of encoded rows"));
   LONGKV_ASSIGN(s.list_, CardBuffer::create(memory, s.count_ * int64_t(sizeof(card::OldLayer)), "encoded layers"));
 
+  if (s.count_ == 0) {  // every layer here has a window
+    s.layers_.resize(size_t(c.layers));
+    return self;
+  }
   const int64_t steps = card::old_steps(capacity, s.spec_.sink), ring = card::old_ring(s.spec_.window);
   uint8_t *at = s.memory_.data(), *mask_at = s.masks_.data();
   std::vector<card::OldHead> heads;
@@ -120,6 +123,7 @@ Result<std::unique_ptr<CardOldRows>> CardOldRows::create(CardMemory& memory, con
 }
 
 Status CardOldRows::place_end(const int64_t* end) {
+  if (count_ == 0) return {};
   std::vector<card::OldLayer> there;
   for (card::OldLayer& l : layers_) {
     if (l.old.heads == nullptr) continue;
@@ -131,13 +135,8 @@ Status CardOldRows::place_end(const int64_t* end) {
       "encoded layers");
 }
 
-void CardOldRows::settle_end(int64_t end) {
-  end_ = end;
-  std::fill(layer_end_.begin(), layer_end_.end(), end);
-}
-
 int64_t CardOldRows::attended_bytes(int layer, int64_t tokens, int64_t attended) const {
-  const int64_t old = std::min(attended, std::max<int64_t>(0, std::min(end_, tokens) - spec_.sink));
+  const int64_t old = std::min(attended, std::max<int64_t>(0, std::min(end(), tokens) - spec_.sink));
   int64_t bytes = card::card_kv_bytes(KvType::kF16, kv_heads_, dim_, attended - old);
   for (int h = 0; h < kv_heads_; ++h) {
     const int n = card::old_kept(kept_[size_t(layer) * size_t(kv_heads_) + size_t(h)]);
@@ -154,53 +153,33 @@ int64_t CardOldRows::bytes(int64_t tokens) const {
 }
 
 Status CardOldRows::read(int layer, int64_t start, const card::CardKv& work, cudaStream_t stream) {
-  return card::read_old(old(layer), rows(layer), 0, start, end_, work, stream);
+  return card::read_old(old(layer), rows(layer), 0, start, end(), work, stream);
 }
 
 Status CardOldRows::take(int layer, int64_t n, const card::CardKv& work, cudaStream_t stream) {
-  const int64_t from = layer_end_[size_t(layer)], to = std::max(from, card::old_end(n, spec_.sink, spec_.window));
+  const int64_t from = border_.end(layer), to = border_.take(layer, n);
   LONGKV_TRY(card::encode_old(old(layer), work, from, to, stream));
   if (means_) LONGKV_TRY(card::add_means(old(layer), work, from, to, stream));
   LONGKV_TRY(card::copy_rows(work, 0, std::min(n, spec_.sink), rows(layer), stream));
-  LONGKV_TRY(card::copy_rows(work, to, n, rows(layer), stream));
-  layer_end_[size_t(layer)] = to;
-  return {};
-}
-
-Status CardOldRows::move_end(int layer, int64_t to, int64_t held, cudaStream_t stream) {
-  int64_t& end = layer_end_[size_t(layer)];
-  if (to > end) {
-    LONGKV_TRY(card::encode_old(old(layer), rows(layer), end, to, stream));
-    if (means_) LONGKV_TRY(card::add_means(old(layer), rows(layer), end, to, stream));
-  } else if (to < end) {
-    LONGKV_TRY(card::read_old(old(layer), rows(layer), to, std::min(held, end), end, rows(layer), stream));
-    if (means_) LONGKV_TRY(card::cut_means(old(layer), end - spec_.sink, to - spec_.sink, stream));
-  }
-  end = to;
-  return {};
-}
-
-Status CardOldRows::abandon(int64_t held, cudaStream_t stream) {
-  bool ahead = false;
-  for (size_t l = 0; l < layers_.size(); ++l) ahead = ahead || (holds(int(l)) && layer_end_[l] != end_);
-  return ahead ? truncate(held, stream) : Status();
+  return card::copy_rows(work, to, n, rows(layer), stream);
 }
 
 Status CardOldRows::truncate(int64_t n, cudaStream_t stream) {
-  const int64_t to = spec_.sink + std::max<int64_t>(0, n - spec_.sink) / card::kOldStep * card::kOldStep;
-  bool shorter = false;
-  for (size_t l = 0; l < layers_.size(); ++l) shorter = shorter || (holds(int(l)) && layer_end_[l] > to);
-  const bool even = std::all_of(layers_.begin(), layers_.end(), [&](const card::OldLayer& l) {
-    return l.old.heads == nullptr || layer_end_[size_t(&l - layers_.data())] == end_;
-  });
-  if (even && !shorter) return {};
-  for (size_t l = 0; l < layers_.size(); ++l)
-    if (holds(int(l))) LONGKV_TRY(move_end(int(l), to, n, stream));
-  settle_end(to);
-  return cuda_status(cudaStreamSynchronize(stream), "cutting encoded rows");
+  const int64_t to = border_.end_of_cut(n);
+  bool cut = false;
+  for (int l = 0; l < int(layers_.size()); ++l) {
+    const int64_t end = border_.end(l);
+    if (!holds(l) || end <= to) continue;
+    LONGKV_TRY(card::read_old(old(l), rows(l), to, std::min(n, end), end, rows(l), stream));
+    if (means_) LONGKV_TRY(card::cut_means(old(l), end - spec_.sink, to - spec_.sink, stream));
+    cut = true;
+  }
+  border_.cut(n);
+  return cut ? cuda_status(cudaStreamSynchronize(stream), "cutting encoded rows") : Status();
 }
 
 Status CardOldRows::encode_last(const int64_t* position, cudaStream_t stream) const {
+  if (count_ == 0) return {};
   return card::encode_last(list_.as<card::OldLayer>(), count_, kv_heads_, spec_.k, means_, position, stream);
 }
 

@@ -2,12 +2,11 @@
 // happens to it. Only for sources built with CUDA.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "cuda/old.h"
+#include "cuda/old_border.h"
 #include "cuda/runtime.h"
 #include "kv/recipe.h"
 #include "kv/region_store.h"
@@ -28,7 +27,7 @@ class CardOldRows {
   const card::CardKv& rows(int layer) const { return layers_[size_t(layer)].rows; }
   const card::CardOld& old(int layer) const { return layers_[size_t(layer)].old; }
   bool masked() const { return masked_; }
-  int64_t end() const { return end_; }
+  int64_t end() const { return border_.end(); }
   int64_t bytes(int64_t tokens) const;  // of all layers
   // Of the rows that one layer attends, of `attended` rows a KV head.
   int64_t attended_bytes(int layer, int64_t tokens, int64_t attended) const;
@@ -36,13 +35,13 @@ class CardOldRows {
   // --- a prompt: rows [0, start) to work; then all of [0, rows) are in work
   Status read(int layer, int64_t start, const card::CardKv& work, cudaStream_t stream);
   Status take(int layer, int64_t rows, const card::CardKv& work, cudaStream_t stream);
-  void finish(int64_t rows) { settle_end(card::old_end(rows, spec_.sink, spec_.window)); }
-  // It was not read: of layers that took their rows those after `held` go.
-  Status abandon(int64_t held, cudaStream_t stream);
 
   // --- decoded tokens
   Status encode_last(const int64_t* position, cudaStream_t stream) const;
-  void count(int64_t rows) { settle_end(std::max(end_, card::old_end(rows, spec_.sink, spec_.window))); }
+
+  // After a prompt or a token: so many rows are held, in all layers.
+  void count(int64_t rows) { border_.count(rows); }
+  // Rows from `rows` on go, also those of a prompt that only some layers took.
   Status truncate(int64_t rows, cudaStream_t stream);
   // Where in place of old queries `to` is used: see gather_queries().
   Status gather(int layer, const card::half_t* q, int heads, float scale, card::half_t* to, float* shift,
@@ -52,15 +51,11 @@ class CardOldRows {
 
  private:
   CardOldRows() = default;
-  void settle_end(int64_t end);
-  // The middle of a layer ends at `to` instead of layer_end_; rows from there up to `held` are as they came.
-  Status move_end(int layer, int64_t to, int64_t held, cudaStream_t stream);
 
   RegionSpec spec_;
   int kv_heads_ = 0, dim_ = 0;
   bool masked_ = false, means_ = false;
-  int64_t end_ = 0;
-  std::vector<int64_t> layer_end_;      // [layers], while a prompt is read: some layers are ahead
+  card::OldBorder border_;
   std::vector<int> kept_;               // [layers][kv_heads]
   std::vector<card::OldLayer> layers_;  // [layers]
   int count_ = 0;                       // of those that hold rows

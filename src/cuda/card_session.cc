@@ -38,8 +38,8 @@ class CardSession final : public CardRunner {
   Status decode(int32_t id, std::span<float> logits) override;
   int64_t tokens() const override { return tokens_; }
   Status truncate(int64_t n) override {
+    if (host_kv_ != nullptr) LONGKV_TRY(host_kv_->truncate(TokenCount{n}));  // may refuse
     if (old_) LONGKV_TRY(old_->truncate(n, stream_.get()));
-    if (host_kv_ != nullptr) LONGKV_TRY(host_kv_->truncate(TokenCount{n}));
     tokens_ = n;
     return {};
   }
@@ -63,7 +63,7 @@ class CardSession final : public CardRunner {
   Status end_layer(int layer, int64_t start, int64_t n, bool last) override;
   Status commit(int64_t n) override {
     tokens_ += n;
-    if (old_) old_->finish(tokens_);
+    if (old_) old_->count(tokens_);
     return finish_rows();
   }
   Status abandon(int64_t held) override;
@@ -228,11 +228,11 @@ Status CardSession::end_layer(int layer, int64_t start, int64_t n, bool last) {
 
 // Rows past tokens_ are never read.
 Status CardSession::abandon(int64_t held) {
-  if (old_) LONGKV_TRY(old_->abandon(held, stream_.get()));
   if (landing_) {
     LONGKV_TRY(landing_->abandon(held, stream_.get()));
-    tokens_ = host_kv_->tokens().v;
+    tokens_ = host_kv_->tokens().v;  // none where windows have let rows go
   }
+  if (old_) LONGKV_TRY(old_->truncate(tokens_, stream_.get()));
   return finish_rows();
 }
 
@@ -390,7 +390,7 @@ Status CardSession::fill_random(int64_t n, uint64_t seed) {
   LONGKV_TRY(finish_rows());
   LONGKV_TRY(stream_.wait("random rows"));
   tokens_ = n;
-  if (old_) old_->finish(n);
+  if (old_) old_->count(n);
   return {};
 }
 
