@@ -1,6 +1,7 @@
 // `longkv chat`: a conversation at the terminal. The cache is kept across turns: only new text is read.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 
@@ -44,12 +45,14 @@ class Conversation {
   // Reads the user's turn and answers it. A turn that fails leaves the conversation as it was before.
   Status turn(const std::string& text) {
     const Sampler sampler_before = sampler_;
+    const int64_t sampled_before = sampled_;
     messages_.push_back({"user", text});
     Answer answer;
     Status status = read_and_answer(answer);
     if (!status.ok()) {
       messages_.pop_back();
       sampler_ = sampler_before;
+      sampled_ = sampled_before;
       return status;
     }
     messages_.push_back({"assistant", answer.text});
@@ -62,6 +65,7 @@ class Conversation {
     messages_.clear();
     if (!options_.prompt.system.empty()) messages_.push_back({"system", options_.prompt.system});
     sampler_ = fresh_;
+    sampled_ = 0;
     return forget(0);
   }
 
@@ -75,6 +79,16 @@ class Conversation {
     }
     held_.clear();
     return session_.truncate(0);
+  }
+
+  // After a turn that failed: what was held before it, or nothing where the cache could not go back, as with sliding
+  // windows or eviction; the next turn then reads the whole conversation.
+  Status take_back(const Status& failed) {
+    const auto before = int64_t(held_.size());
+    const std::string text = held_text_;
+    LONGKV_TRY(forget(std::min(before, session_.tokens())));
+    if (before == int64_t(held_.size())) held_text_ = text;
+    return failed;
   }
 
   // Cuts the cache to what the next prompt shares with it.
@@ -102,22 +116,20 @@ class Conversation {
           next.keep, next.ids.size(), session_.context());
     }
     if (next.keep < before) LONGKV_TRY(rewind(pieces, next));
-    LONGKV_TRY(session_.prefill(next.ids, next.ids.size() > 2048 ? progress_line() : PrefillProgress(), cancel_));
+    const Status read =
+        session_.prefill(next.ids, next.ids.size() > 2048 ? progress_line() : PrefillProgress(), cancel_);
+    if (!read.ok()) return take_back(read);
     // The sampler has seen what is read again.
-    for (size_t i = size_t(before - next.keep); i < next.ids.size(); ++i) sampler_.accept(next.ids[i]);
+    for (size_t i = size_t(sampled_ - next.keep); i < next.ids.size(); ++i) sampler_.accept(next.ids[i]);
     auto generated = generate(session_, tokenizer_, sampler_, {options_.predict, options_.sampling.ignore_eos}, cancel_,
                               [&](std::string_view piece) { return options_.global.json ? Status() : print(piece); });
-    if (!generated.ok()) {
-      const std::string text = held_text_;
-      LONGKV_TRY(forget(next.keep));
-      if (next.keep == int64_t(held_.size())) held_text_ = text;
-      return generated.status();
-    }
+    if (!generated.ok()) return take_back(generated.status());
     answer = std::move(*generated);
     held_.insert(held_.end(), next.ids.begin(), next.ids.end());
     held_.insert(held_.end(), answer.ids.begin(), answer.ids.end());
     held_.resize(size_t(session_.tokens()));  // the last token of an answer that fills the context is not read
     held_text_ = joined_text(pieces) + answer.text;
+    sampled_ = int64_t(held_.size());
     return show(answer, next.ids.size());
   }
 
@@ -145,6 +157,7 @@ class Conversation {
   Sampler sampler_;
   std::atomic<bool>* cancel_;
   std::vector<ChatMessage> messages_;
+  int64_t sampled_ = 0;        // of the conversation's first tokens, those that the sampler has seen
   std::vector<int32_t> held_;  // tokens in the cache
   std::string held_text_;      // and what they were rendered from; empty when unknown
 };

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -116,6 +117,45 @@ TEST(CliSignals, InAConversation) {
   const Outcome left = longkv_program(join(chat, {"-n", "3"}), waiting);
   EXPECT_EQ(left.exit_code, 0) << "Ctrl-C at the prompt leaves: " << left.err;
   EXPECT_LT(left.seconds, 1.0);
+}
+
+// Where the rows that an interrupted turn needs to go back are gone, the next one reads the conversation again.
+TEST(CliSignals, InATurnThatCannotBeTakenBack) {
+  const Args chat = {"chat",
+                     "-m",
+                     golden("models/gemma3-linear-softcap.gguf"),
+                     "--chat-template",
+                     "mistral",
+                     "-c",
+                     "128K",
+                     "-n",
+                     "4",
+                     "--temp",
+                     "0",
+                     "--ignore-eos",
+                     "--json"};
+  const std::string first = std::string(300, 'a') + "\n", last = "and then?\n/quit\n";
+  ProgramInput typed;
+  typed.terminal = true;
+  typed.text = first + last;
+  const Outcome plain = longkv_program(chat, typed);
+  ASSERT_TRUE(succeeds(plain));
+  typed.text = first + std::string(100000, 'q') + "\n" + last;
+  // Once the first of six layers has read the prompt, its window is at the prompt's end.
+  typed.signal_when = [](const Outcome& o) {
+    const std::string line = "reading: ";
+    const size_t at = o.err.rfind(line);
+    return at != std::string::npos && std::atoi(o.err.c_str() + at + line.size()) > 20000;
+  };
+  const Outcome o = longkv_program(chat, typed);
+  ASSERT_TRUE(succeeds(o)) << o.err;
+  ASSERT_NE(o.err.find("is empty now"), std::string::npos) << o.err;
+  const auto want = parsed_lines(plain), have = parsed_lines(o);
+  ASSERT_EQ(want.size(), 2u);
+  ASSERT_EQ(have.size(), 2u);
+  EXPECT_EQ(have[0], want[0]);
+  EXPECT_EQ(have[1]["tokens_held"], want[1]["tokens_held"]);
+  EXPECT_EQ(have[1]["tokens_read"].get<int>() + 4, have[1]["tokens_held"].get<int>()) << "all of it is read";
 }
 
 TEST(CliSignals, WhatTheCallerIgnoresIsIgnored) {

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -46,6 +47,46 @@ struct Pipe {
   }
 };
 
+// A terminal whose other end is here: types a text and writes down what is printed.
+class Terminal {
+ public:
+  Terminal(bool wanted, std::string text, const std::string& shown) : text_(std::move(text)) {
+    if (!wanted) return;
+    fd_ = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (fd_ < 0 || ::grantpt(fd_) != 0 || ::unlockpt(fd_) != 0) return;
+    if (const char* name = ::ptsname(fd_)) path = name;
+    termios plain{};
+    // Held open: without a user the far end counts as hung up.
+    user_ = ::open(path.c_str(), O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (user_ < 0 || ::tcgetattr(user_, &plain) != 0) return;
+    ::cfmakeraw(&plain);
+    (void)::tcsetattr(user_, TCSANOW, &plain);
+    (void)::fcntl(fd_, F_SETFL, O_NONBLOCK);
+    shown_.open(shown, std::ios::binary | std::ios::trunc);
+  }
+  Terminal(const Terminal&) = delete;
+  Terminal& operator=(const Terminal&) = delete;
+  ~Terminal() {
+    for (const int fd : {user_, fd_})
+      if (fd >= 0) ::close(fd);
+  }
+  void attend() {
+    if (fd_ < 0) return;
+    const ssize_t typed = ::write(fd_, text_.data() + typed_, text_.size() - typed_);
+    if (typed > 0) typed_ += size_t(typed);
+    char bytes[4096];
+    for (ssize_t n = 0; (n = ::read(fd_, bytes, sizeof(bytes))) > 0;) shown_.write(bytes, n);
+    shown_.flush();
+  }
+  std::string path;  // of the user's end
+
+ private:
+  int fd_ = -1, user_ = -1;
+  std::string text_;
+  size_t typed_ = 0;
+  std::ofstream shown_;
+};
+
 // The functions below run in the child between fork and exec: only calls that are safe there.
 
 void redirect(int fd, const char* path, int flags) {
@@ -64,10 +105,11 @@ void prepare_child(const ProgramInput& input) {
 }
 
 // Waits for the child; on the way sends the signal that the input asks for.
-int wait_for(pid_t child, const ProgramInput& input, const std::string& out, const std::string& err,
+int wait_for(pid_t child, const ProgramInput& input, const std::string& out, const std::string& err, Terminal& terminal,
              Clock::time_point& begin) {
   int status = 0;
   for (bool sent = false; ::waitpid(child, &status, WNOHANG) == 0;) {
+    terminal.attend();
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     if (input.signal_when && !sent) {
       Outcome so_far;
@@ -81,6 +123,7 @@ int wait_for(pid_t child, const ProgramInput& input, const std::string& out, con
     }
     if (seconds_since(begin) > kLimit) ::kill(child, SIGKILL);
   }
+  terminal.attend();
   return status;
 }
 
@@ -106,14 +149,22 @@ Outcome longkv_program(const Args& args, const ProgramInput& input) {
   for (const std::string& e : input.environment) environment.push_back(const_cast<char*>(e.c_str()));
   environment.push_back(nullptr);
   Pipe stdin_pipe(input.keep_open), stdout_pipe(input.close_out_early);
+  Terminal terminal(input.terminal, input.text, err);
+  if (input.terminal && terminal.path.empty()) return {};
   if (input.keep_open && ::write(stdin_pipe.write, input.text.data(), input.text.size()) < 0) return {};
 
   auto begin = Clock::now();
   const pid_t child = ::fork();
   if (child < 0) return {};
   if (child == 0) {
-    redirect(STDERR_FILENO, err.c_str(), O_WRONLY | O_CREAT | O_TRUNC);
-    if (input.keep_open) {
+    if (input.terminal) {
+      redirect(STDERR_FILENO, terminal.path.c_str(), O_RDWR | O_NOCTTY);
+    } else {
+      redirect(STDERR_FILENO, err.c_str(), O_WRONLY | O_CREAT | O_TRUNC);
+    }
+    if (input.terminal) {
+      redirect(STDIN_FILENO, terminal.path.c_str(), O_RDWR | O_NOCTTY);
+    } else if (input.keep_open) {
       ::dup2(stdin_pipe.read, STDIN_FILENO);
     } else {
       redirect(STDIN_FILENO, in.c_str(), O_RDONLY);
@@ -134,7 +185,7 @@ Outcome longkv_program(const Args& args, const ProgramInput& input) {
   if (input.close_out_early && ::read(stdout_pipe.read, &first, 1) >= 0) stdout_pipe.close_read();
 
   Outcome outcome;
-  const int status = wait_for(child, input, out, err, begin);
+  const int status = wait_for(child, input, out, err, terminal, begin);
   outcome.seconds = seconds_since(begin);
   if (WIFEXITED(status)) outcome.exit_code = WEXITSTATUS(status);
   if (WIFSIGNALED(status)) outcome.signal = WTERMSIG(status);

@@ -25,6 +25,7 @@ struct Outcome {
 struct ProgramInput {
   std::string text;              // standard input
   bool keep_open = false;        // standard input does not end after it
+  bool terminal = false;         // standard input and error are a terminal, which hands on every byte as it comes
   std::string out_path;          // standard output goes there instead of into Outcome::out
   bool close_out = false;        // standard output is closed
   bool close_out_early = false;  // standard output is a pipe whose reader leaves after the first byte
