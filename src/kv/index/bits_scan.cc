@@ -1,6 +1,8 @@
+#include "kv/index/bits_scan.h"
+
 #include <algorithm>
 
-#include "kv/index/bits_layout.h"
+#include "base/cpu.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kv/index/bits_scan.cc"
@@ -390,14 +392,30 @@ HWY_EXPORT(ScanTiles);
 HWY_EXPORT(ScanUnits);
 HWY_EXPORT(BlockScores);
 
+void bits_scan_tiles_portable(const uint8_t* tile, int64_t tiles, int64_t groups, const BitsTables* tables, int n_q,
+                              float* scores, int64_t stride) {
+  HWY_DYNAMIC_DISPATCH(ScanTiles)(tile, tiles, groups, tables, n_q, scores, stride);
+}
+
+void bits_scan_units_portable(const uint8_t* tile, int64_t tiles, int64_t groups, const BitsTables* tables, int n_q,
+                              BitsPool pool, float root, float* scores, int64_t stride) {
+  HWY_DYNAMIC_DISPATCH(ScanUnits)(tile, tiles, groups, tables, n_q, pool, root, scores, stride);
+}
+
+#if defined(__x86_64__)
+#define LONGKV_BITS_SCAN(name) (active_isa() >= IsaLevel::kAvx512 ? avx512::name : name##_portable)
+#else
+#define LONGKV_BITS_SCAN(name) name##_portable
+#endif
+
 void bits_scan_tiles(const uint8_t* tile, int64_t tiles, int64_t groups, const BitsTables* tables, int n_q,
                      float* scores, int64_t stride) {
-  HWY_DYNAMIC_DISPATCH(ScanTiles)(tile, tiles, groups, tables, n_q, scores, stride);
+  LONGKV_BITS_SCAN(bits_scan_tiles)(tile, tiles, groups, tables, n_q, scores, stride);
 }
 
 void bits_scan_units(const uint8_t* tile, int64_t tiles, int64_t groups, const BitsTables* tables, int n_q,
                      BitsPool pool, float root, float* scores, int64_t stride) {
-  HWY_DYNAMIC_DISPATCH(ScanUnits)(tile, tiles, groups, tables, n_q, pool, root, scores, stride);
+  LONGKV_BITS_SCAN(bits_scan_units)(tile, tiles, groups, tables, n_q, pool, root, scores, stride);
 }
 
 void bits_block_scores(BitsPool pool, const float* scores, int64_t block, int64_t count, float root, float* out) {
