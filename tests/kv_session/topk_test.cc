@@ -70,7 +70,7 @@ std::vector<float> made(Kind kind, int64_t n, std::mt19937& engine) {
 TEST_P(TopK, PicksWhatAStableSortPicks) {
   std::mt19937 engine(1);
   for (int kind = 0; kind <= int(Kind::kZeros); ++kind) {
-    for (int64_t n : {1, 5, 31, 1023, 1024, 1025, 4099, 20000}) {
+    for (int64_t n : {1, 2, 5, 15, 16, 17, 31, 33, 768, 1023, 1024, 1025, 4095, 4096, 4097, 20000}) {
       const auto s = made(Kind(kind), n, engine);
       for (int64_t k : {int64_t(0), int64_t(1), int64_t(7), n / 100, n / 20, n / 9, n / 2, n - 1, n, n + 3}) {
         expect_best(s, k, "kind " + std::to_string(kind));

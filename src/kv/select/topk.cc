@@ -1,6 +1,7 @@
 #include "kv/select/topk.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #undef HWY_TARGET_INCLUDE
@@ -51,6 +52,64 @@ void EntriesFrom(const float* s, int64_t n, float bound, std::vector<uint64_t>& 
   add(i, n);
 }
 
+// The k best, 0 < k < n, ascending: keys in order as whole numbers, of which the k-th largest is found by halving.
+// keys: room for n and a vector.
+void PickFew(const float* s, int64_t n, int64_t k, int32_t* keys, int64_t* picked) {
+  const D d;
+  const hn::RebindToSigned<D> di;
+  const int64_t lanes = int64_t(hn::Lanes(d));
+  auto least = hn::Set(di, INT32_MAX), most = hn::Set(di, INT32_MIN);
+  const auto key_of = [&](auto x) HWY_ATTR {
+    x = hn::IfThenElse(hn::Eq(x, x), x, hn::Set(d, -std::numeric_limits<float>::infinity()));
+    const auto bits = hn::BitCast(di, hn::Add(x, hn::Zero(d)));  // -0 becomes +0
+    return hn::Xor(bits, hn::And(hn::BroadcastSignBit(bits), hn::Set(di, INT32_MAX)));
+  };
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const auto key = key_of(hn::LoadU(d, s + i));
+    least = hn::Min(least, key);
+    most = hn::Max(most, key);
+    hn::StoreU(key, di, keys + i);
+  }
+  int64_t low = hn::GetLane(hn::MinOfLanes(di, least)), high = hn::GetLane(hn::MaxOfLanes(di, most));
+  hn::StoreU(hn::Set(di, INT32_MIN), di, keys + i);  // below all keys
+  for (; i < n; ++i) {
+    keys[i] = int32_t(score_key(s[i]) ^ 0x80000000u);
+    low = HWY_MIN(low, int64_t{keys[i]});
+    high = HWY_MAX(high, int64_t{keys[i]});
+  }
+  const auto count_above = [&](int64_t bound) HWY_ATTR {
+    const auto b = hn::Set(di, int32_t(bound));
+    int64_t count = 0;
+    for (int64_t j = 0; j < n; j += lanes) count += int64_t(hn::CountTrue(di, hn::Gt(hn::LoadU(di, keys + j), b)));
+    return count;
+  };
+  // At least k keys reach `low`, fewer than k are above `high`.
+  int64_t reached = n;
+  while (low < high && reached != k) {
+    const int64_t middle = low + (high - low + 1) / 2, count = count_above(middle - 1);
+    if (count >= k) {
+      low = middle;
+      reached = count;
+    } else {
+      high = middle - 1;
+    }
+  }
+  int64_t equal = reached == k ? n : k - count_above(low);  // how many of those that equal `low` are picked
+  const auto bound = hn::Set(di, int32_t(low - 1));
+  for (int64_t j = 0, at = 0; at < k; j += lanes) {
+    uint8_t bytes[8] = {};
+    hn::StoreMaskBits(di, hn::Gt(hn::LoadU(di, keys + j), bound), bytes);
+    uint64_t bits = 0;
+    std::memcpy(&bits, bytes, sizeof(bits));
+    for (; bits != 0; bits &= bits - 1) {
+      const int64_t one = j + std::countr_zero(bits);
+      if (keys[one] == low && equal-- <= 0) continue;
+      picked[at++] = one;
+    }
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace longkv
 HWY_AFTER_NAMESPACE();
@@ -60,6 +119,7 @@ namespace longkv {
 
 HWY_EXPORT(GroupMaxima);
 HWY_EXPORT(EntriesFrom);
+HWY_EXPORT(PickFew);
 
 namespace {
 
@@ -88,6 +148,8 @@ float reached_by(const float* x, int64_t n, int64_t k) {
   return std::bit_cast<float>((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
 }
 
+// So few are settled by halving; more by counting.
+constexpr int64_t kFew = 4096;
 // Most groups whose maxima are compared, and how many scores a group must have for that to pay.
 constexpr int64_t kMaxGroups = 8192, kMinGroup = 4;
 
@@ -114,6 +176,11 @@ void top_k(const float* scores, int64_t n, int64_t k, std::vector<uint64_t>& scr
   picked.resize(size_t(k));
   if (k == n) {
     for (int64_t i = 0; i < n; ++i) picked[size_t(i)] = i;
+    return;
+  }
+  if (n <= kFew && k > 0) {
+    int32_t keys[kFew + 64];
+    HWY_DYNAMIC_DISPATCH(PickFew)(scores, n, k, keys, picked.data());
     return;
   }
   // An entry is one 64-bit number per score, smaller is better: the inverted key above the index. All are different, so
