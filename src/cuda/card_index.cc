@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/checked.h"
+#include "kv/select/coarse.h"
 
 namespace longkv {
 
@@ -98,8 +99,10 @@ Status CardIndex::create_coarse(CardMemory& memory, const Recipe& r, int64_t cap
   const auto kind = summary_kind(r.index);
   const int factor = int(r.index.coarse), block = block_ * factor;
   const int64_t blocks = round_up(ceil_div(capacity, block), 8);
-  limits_ = {r.select.budget * 2 * kv_row_bytes(r.store.k, c.head_dim_k), card::summary_bytes(kind, 1, c.head_dim_k, 1),
-             card::summary_bytes(kind, 1, c.head_dim_k, 1), block_};
+  KvShape head;
+  head.dim_k = c.head_dim_k;
+  limits_ = {index_limit(r.index, head, r.select.budget * 2 * kv_row_bytes(r.store.k, c.head_dim_k)),
+             card::summary_bytes(kind, 1, c.head_dim_k, 1), card::summary_bytes(kind, 1, c.head_dim_k, 1), block_};
   const int64_t per_layer = round_up(card::summary_bytes(kind, c.kv_heads, c.head_dim_k, blocks), 256);
   const int64_t choosing = std::count(chooses_.begin(), chooses_.end(), true);
   LONGKV_ASSIGN(coarse_memory_, CardBuffer::create(memory, choosing * per_layer, "the coarse index of the KV blocks"));
@@ -134,7 +137,7 @@ int64_t CardIndex::scan_bytes(int64_t tokens) const {
   if (!coarse_.empty()) {
     const int64_t factor = rules_.among.factor, coarse = tokens / (block_ * factor), fine = tokens / block_;
     const int64_t most = std::min(limits_.most(rules_, int(factor)), coarse);
-    const int64_t scored = fine * limits_.block_bytes <= limits_.attention_bytes
+    const int64_t scored = fine * limits_.block_bytes <= limits_.index_bytes
                                ? fine
                                : coarse + std::min(fine, most * factor + fine % factor);
     return config_.kv_heads * scored * limits_.block_bytes;

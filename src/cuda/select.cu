@@ -134,10 +134,10 @@ __global__ void __launch_bounds__(kChooseThreads)
   const int list = int(blockIdx.x), factor = coarse.block / limits.block;
   const Choice c = choice_of(*position, coarse.block, rules), fine = choice_of(*position, limits.block, rules);
   const int64_t there = c.end - c.begin;
-  const int64_t affordable = (limits.attention_bytes - there * limits.coarse_bytes) / limits.block_bytes;
+  const int64_t affordable = (limits.index_bytes - there * limits.coarse_bytes) / limits.block_bytes;
   // One more than the rule's: the first coarse block may lie in the sinks for the greater part.
   const int64_t keep = (max(4 * fine.wanted, affordable) + factor - 1) / factor + 1;
-  const bool flat = c.all || (fine.end - fine.begin) * limits.block_bytes <= limits.attention_bytes || keep >= there;
+  const bool flat = c.all || (fine.end - fine.begin) * limits.block_bytes <= limits.index_bytes || keep >= there;
   if (threadIdx.x == 0) count[list] = flat ? -1 : int(keep);
   if (flat) return;
   const auto keys_of = [&](int64_t b, uint32_t(&keys)[kChooseRun]) {
@@ -160,7 +160,7 @@ __global__ void share_kernel(int2* tiles, int32_t* count, int64_t stride) {
 }  // namespace
 
 int64_t CoarseLimits::most(const ChoiceRules& rules, int factor) const {
-  const int64_t wanted = 4 * (rules.budget / block + 1), affordable = attention_bytes / block_bytes;
+  const int64_t wanted = 4 * (rules.budget / block + 1), affordable = index_bytes / block_bytes;
   return (wanted > affordable ? wanted : affordable) / factor + 3;
 }
 

@@ -70,7 +70,7 @@ Status choose_blocks(float* scores, bool topped, int kv_heads, const CardSummari
 // The coarse blocks whose blocks are to be scored: as many as bytes of the index allow (rule: kv/select/coarse.h), from
 // scores of score_blocks() under rules without candidates. Only the first list is written under shared rules.
 struct CoarseLimits {
-  int64_t attention_bytes = 0;                               // of `budget` rows of one KV head
+  int64_t index_bytes = 0;                                   // that scoring one KV head may read
   int64_t block_bytes = 0, coarse_bytes = 0;                 // of one summary
   int block = 0;                                             // rows
   int64_t most(const ChoiceRules& rules, int factor) const;  // coarse blocks that a list may need

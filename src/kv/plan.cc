@@ -65,8 +65,8 @@ IndexCost index_cost(const KvShape& shape, const Recipe& recipe, int64_t n, int6
   const IndexSpec& spec = recipe.index;
   const SelectSpec& select = recipe.select;
   const int64_t row_bytes = kv_row_bytes(recipe.store.k, shape.dim_k) + kv_row_bytes(recipe.store.v, shape.dim_v);
-  const int64_t attention_bytes = select.budget * row_bytes;
-  const int64_t factor = choose_coarse_factor(spec, shape, capacity, attention_bytes);
+  const int64_t limit = index_limit(spec, shape, select.budget * row_bytes);
+  const int64_t factor = choose_coarse_factor(spec, shape, capacity, limit);
   const int64_t fine_block = summary_bytes(spec, shape);
   const int64_t blocks = ceil_div(n, spec.kind == IndexKind::kClusters ? spec.cluster : spec.block);
   int64_t wanted = std::max<int64_t>(1, (budget - select.sink - select.local) / spec.block);
@@ -82,9 +82,9 @@ IndexCost index_cost(const KvShape& shape, const Recipe& recipe, int64_t n, int6
     const int64_t n_coarse = ceil_div(blocks, factor);
     const int64_t coarse_read = n_coarse * summary_bytes(coarse_spec(spec, factor), shape);
     cost.held += coarse_read;
-    const int64_t affordable = (attention_bytes - coarse_read) / std::max<int64_t>(1, fine_block);
+    const int64_t affordable = (limit - coarse_read) / std::max<int64_t>(1, fine_block);
     const int64_t keep = ceil_div(std::max(kRefineBudgets * wanted, affordable), factor);
-    if (select.preselect == 0 && cost.read > attention_bytes && keep < n_coarse) {
+    if (select.preselect == 0 && cost.read > limit && keep < n_coarse) {
       cost.read = coarse_read + keep * factor * fine_block;
     }
   }

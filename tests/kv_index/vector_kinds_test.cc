@@ -126,6 +126,105 @@ TEST(VectorKinds, MatchBruteForceForEveryGroupAndBlockSize) {
   ASSERT_TRUE(set_active_isa(available_isa_levels().back()).ok());
 }
 
+// Where queries are rounded to 16 bits, 8-bit summaries score as they do in fp32, but for half a step of every channel
+// with a centre and a step with a width.
+TEST(VectorKinds, ByteSummariesScoreAlikeAtEveryLevel) {
+  for (const int dim : {64, 80, 256, 6}) {
+    const int group = 6;
+    const int64_t n = 37 * 16;
+    const Keys keys(KvType::kF32, n, dim, 21);
+    auto q = normal_values(group * dim, 6);
+    const float kept = q[3];
+    for (int c = 0; c < dim; ++c) q[size_t(dim + c)] *= 1e-3f;  // heads of unlike size
+    q[size_t(2 * dim + 1)] = 50.0f;
+    for (const IndexKind kind : {IndexKind::kMinMax, IndexKind::kMeanDev}) {
+      auto index = build_index({.kind = kind, .block = 16, .eight = true}, index_shape(1, group, dim), n);
+      index->append(0, keys.view(n), 0, n);
+      const int64_t blocks = index->blocks(0);
+      std::vector<float> want;
+      for (const IsaLevel level : available_isa_levels()) {
+        ASSERT_TRUE(set_active_isa(level).ok());
+        const auto scores = scores_of(*index, 0, q, group, 0, blocks);
+        if (want.empty()) want = scores;
+        for (int j = 0; j < group; ++j) {
+          double largest = 0;
+          for (int c = 0; c < dim; ++c) largest = std::max(largest, std::abs(double(q[size_t(j * dim + c)])));
+          const double step = largest / 32512, sums = 12 * norm1(q.data() + j * dim, dim) * dim * 0x1p-24;
+          for (int64_t b = 0; b < blocks; ++b) {
+            const double more = double(scores[size_t(j * blocks + b)]) - double(want[size_t(j * blocks + b)]);
+            ASSERT_LE(std::abs(more), dim * step * (2 * 0.51 * 6 + 6) + sums) << isa_name(level) << " dim " << dim;
+            if (kind == IndexKind::kMinMax) {
+              ASSERT_GE(more, -sums) << isa_name(level);
+            }
+          }
+        }
+        q[3] = NAN;
+        const auto bad = scores_of(*index, 0, q, group, 0, blocks);
+        for (int64_t b = 0; b < blocks; ++b) ASSERT_TRUE(std::isnan(bad[size_t(b)])) << isa_name(level);
+        ASSERT_EQ(std::vector<float>(bad.begin() + blocks, bad.end()),
+                  std::vector<float>(scores.begin() + blocks, scores.end()));
+        q[3] = kept;
+        const std::vector<float> zeros(size_t(group * dim), 0.0f);
+        for (const float x : scores_of(*index, 0, zeros, group, 0, blocks)) ASSERT_EQ(x, 0.0f);
+      }
+      ASSERT_TRUE(set_active_isa(available_isa_levels().back()).ok());
+    }
+  }
+}
+
+// Heads scored as one: the sum of their scores, and of boxes still a bound of the sum of their products.
+TEST(VectorKinds, FoldedScoresAreTheSumsOfHeads) {
+  for (const IsaLevel level : available_isa_levels()) {
+    ASSERT_TRUE(set_active_isa(level).ok());
+    for (const int dim : {64, 80, 6, 7}) {
+      const int group = 5;
+      const int64_t block = 3, n = 35 * block + 1;
+      const Keys keys(KvType::kF16, n, dim, 31);
+      const auto q = normal_values(group * dim, 9);
+      for (const IndexSpec& spec : vector_specs(block)) {
+        auto index = build_index(spec, index_shape(1, group, dim), n);
+        index->append(0, keys.view(n), 0, n);
+        if (spec.kind == IndexKind::kFixed && spec.reps > 1) {
+          EXPECT_FALSE(index->adds_up());
+          continue;
+        }
+        ASSERT_TRUE(index->adds_up());
+        std::vector<float> folded(size_t(2 * dim));
+        index->fold(q.data(), group, folded.data());
+        const int64_t blocks = index->blocks(0);
+        const auto single = scores_of(*index, 0, q, group, 0, blocks);
+        std::vector<float> sums(static_cast<size_t>(blocks));
+        index->score_folded(0, folded.data(), 0, blocks, {}, sums.data());
+        double size = 0, largest = 0;  // of the queries
+        for (int j = 0; j < group; ++j) size += norm1(q.data() + j * dim, dim);
+        for (const float x : folded) largest = std::max(largest, std::abs(double(x)));
+        for (const float x : q) largest = std::max(largest, std::abs(double(x)));
+        for (int64_t b = 0; b < blocks; ++b) {
+          double want = 0;
+          for (int j = 0; j < group; ++j) want += double(single[size_t(j * blocks + b)]);
+          // Centres and sides stay below 6 and 12; steps of queries of 16 bits as above.
+          const double steps = spec.eight ? (group + 1) * dim * (2 * 0.51 * 6 + 12) * largest / 32512 : 0.0;
+          ASSERT_NEAR(sums[size_t(b)], want, size * 18 * (dim + group) * 0x1p-24 + steps)
+              << isa_name(level) << " kind " << int(spec.kind) << " dim " << dim << " block " << b;
+          if (spec.kind != IndexKind::kMinMax) continue;
+          for (const auto& key : block_rows(keys, block, b, n)) {
+            double exact = 0;
+            for (int64_t c = 0; c < group * dim; ++c) exact += double(q[size_t(c)]) * key[size_t(c % dim)];
+            ASSERT_GE(double(sums[size_t(b)]), exact - size * 6 * (dim + group) * 0x1p-24) << isa_name(level);
+          }
+        }
+        for (int64_t begin = 0; begin < blocks; begin += 7) {
+          const int64_t end = std::min(blocks, begin + 20);
+          std::vector<float> part(static_cast<size_t>(end - begin));
+          index->score_folded(0, folded.data(), begin, end, {0, begin / 2}, part.data());
+          for (int64_t b = begin; b < end; ++b) ASSERT_EQ(part[size_t(b - begin)], sums[size_t(b)]);
+        }
+      }
+    }
+  }
+  ASSERT_TRUE(set_active_isa(available_isa_levels().back()).ok());
+}
+
 TEST(VectorKinds, RowByRowEqualsAtOnceEqualsRebuiltAfterTruncate) {
   const int dim = 64;
   for (const KvType type : {KvType::kF16, KvType::kQ8_0}) {
@@ -198,29 +297,58 @@ TEST(MinMax, BoundsEveryKeyInEveryStoredTypeAndForm) {
   const std::pair<KvType, bool> cases[] = {{KvType::kF32, false},  {KvType::kF16, false},  {KvType::kBf16, false},
                                            {KvType::kQ8_0, false}, {KvType::kQ4_0, false}, {KvType::kF32, true},
                                            {KvType::kQ8_0, true}};
-  for (const auto& [type, eight] : cases) {
-    const int dim = 64;
-    const int64_t n = 333;
-    Keys keys(type, n, dim, 41);
-    keys.set_row(77, std::vector<float>(size_t(dim), 60000.0f));
-    auto index = build_index({.kind = IndexKind::kMinMax, .block = 16, .eight = eight}, index_shape(1, 4, dim), n);
-    index->append(0, keys.view(n), 0, n);
-    const auto q = normal_values(4 * dim, 8);
-    const int64_t blocks = index->blocks(0);
-    const auto scores = scores_of(*index, 0, q, 4, 0, blocks);
-    for (int64_t r = 0; r < n; ++r) {
-      const auto k = keys.row(r);
-      for (int j = 0; j < 4; ++j) {
-        double exact = 0, size = 0;
-        for (int c = 0; c < dim; ++c) {
-          exact += double(q[size_t(j * dim + c)]) * k[size_t(c)];
-          size += std::abs(double(q[size_t(j * dim + c)]) * k[size_t(c)]);
+  for (const IsaLevel level : available_isa_levels()) {
+    ASSERT_TRUE(set_active_isa(level).ok());
+    for (const auto& [type, eight] : cases) {
+      const int dim = 64;
+      const int64_t n = 333;
+      Keys keys(type, n, dim, 41);
+      keys.set_row(77, std::vector<float>(size_t(dim), 60000.0f));
+      auto index = build_index({.kind = IndexKind::kMinMax, .block = 16, .eight = eight}, index_shape(1, 4, dim), n);
+      index->append(0, keys.view(n), 0, n);
+      const auto q = normal_values(4 * dim, 8);
+      const int64_t blocks = index->blocks(0);
+      const auto scores = scores_of(*index, 0, q, 4, 0, blocks);
+      for (int64_t r = 0; r < n; ++r) {
+        const auto k = keys.row(r);
+        for (int j = 0; j < 4; ++j) {
+          double exact = 0, size = 0;
+          for (int c = 0; c < dim; ++c) {
+            exact += double(q[size_t(j * dim + c)]) * k[size_t(c)];
+            size += std::abs(double(q[size_t(j * dim + c)]) * k[size_t(c)]);
+          }
+          // Only the fp32 sum of the scan may fall below the bound.
+          ASSERT_GE(double(scores[size_t(j * blocks + r / 16)]), exact - size * dim * 0x1p-24) << kv_type_name(type);
         }
-        // Only the fp32 sum of the scan may fall below the bound.
-        ASSERT_GE(double(scores[size_t(j * blocks + r / 16)]), exact - size * dim * 0x1p-24) << kv_type_name(type);
       }
     }
   }
+  ASSERT_TRUE(set_active_isa(available_isa_levels().back()).ok());
+}
+
+// Queries that 16 bits round down in every channel, over keys that 8 bits hold exactly.
+TEST(MinMax, BoundsWhatRoundedQueriesLose) {
+  const int dim = 64;
+  Keys keys(KvType::kF32, 1, dim, 1);
+  keys.set_row(0, std::vector<float>(size_t(dim), 1.0f));
+  std::vector<float> q(size_t(dim), 1.0f);
+  for (int c = 1; c < dim; ++c) q[size_t(c)] = (float(100 + c) + 0.49f) / 32512.0f;
+  double exact = 0;
+  for (const float x : q) exact += x;
+  for (const IsaLevel level : available_isa_levels()) {
+    ASSERT_TRUE(set_active_isa(level).ok());
+    auto index = build_index({.kind = IndexKind::kMinMax, .block = 1, .eight = true}, index_shape(1, 1, dim), 1);
+    index->append(0, keys.view(1), 0, 1);
+    std::vector<float> folded(size_t(2 * dim));
+    index->fold(q.data(), 1, folded.data());
+    float sum = 0;
+    index->score_folded(0, folded.data(), 0, 1, {}, &sum);
+    for (const float score : {scores_of(*index, 0, q, 1, 0, 1)[0], sum}) {
+      EXPECT_GE(double(score), exact * (1 - dim * 0x1p-24)) << isa_name(level);
+      EXPECT_LE(double(score), exact + dim * 1.1 / 32512) << isa_name(level);
+    }
+  }
+  ASSERT_TRUE(set_active_isa(available_isa_levels().back()).ok());
 }
 
 TEST(MinMax, KeysBeyondHalfRangeStayFinite) {

@@ -194,6 +194,21 @@ TEST(Coarse, IndexBytesStayBelowAttentionBytesAtOneMillion) {
   }
 }
 
+TEST(Coarse, ByteSummariesReadAsManyBlocksAsHalvesWould) {
+  for (const int dim : {64, 128}) {
+    const KvShape s = make_shape(1, 1, 4, dim);
+    for (const int64_t rows : {8192, 32768, 131072, 1048576}) {
+      const IndexSpec halves{.kind = IndexKind::kMinMax, .block = 16};
+      IndexSpec bytes = halves;
+      bytes.eight = true;
+      const int64_t attention = 1024 * 4 * dim, limit = index_limit(bytes, s, attention);
+      EXPECT_EQ(index_limit(halves, s, attention), attention);
+      EXPECT_EQ(limit / summary_bytes(bytes, s), attention / summary_bytes(halves, s));
+      EXPECT_EQ(choose_coarse_factor(bytes, s, rows, limit), choose_coarse_factor(halves, s, rows, attention));
+    }
+  }
+}
+
 TEST(Coarse, KindsThatReadEveryTokenHaveOneLevelUnlessTheRecipeNamesMore) {
   const KvShape s = make_shape(1, 1, 4, 64);
   for (const IndexKind kind : {IndexKind::kBits, IndexKind::kChannels, IndexKind::kLabels}) {

@@ -39,6 +39,18 @@ class BlockIndex {
   virtual void score(int kv_head, const float* q, int n_q, int64_t block_begin, int64_t block_end, float* scores,
                      int64_t stride) const = 0;
 
+  // Kinds whose scores are linear in the query, or in its positive and its negative channels, score the sum over query
+  // heads of score() at once: of the vectors [2][dim_k] that fold() makes of the queries. False: neither is there.
+  // `ahead`: the block that will be scored next, to be brought closer meanwhile.
+  struct Place {
+    int kv_head = -1;  // -1: nowhere
+    int64_t block = 0;
+  };
+  virtual bool adds_up() const { return false; }
+  virtual void fold(const float* /*q*/, int /*n_q*/, float* /*folded*/) const {}
+  virtual void score_folded(int /*kv_head*/, const float* /*folded*/, int64_t /*block_begin*/, int64_t /*block_end*/,
+                            Place /*ahead*/, float* /*scores*/) const {}
+
   // Rows from here on are not indexed yet and have to be attended.
   virtual int64_t covered(int kv_head) const { return blocks(kv_head) > 0 ? int64_t{1} << 40 : 0; }
   // Blocks with at least one row.

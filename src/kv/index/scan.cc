@@ -1,5 +1,7 @@
 #include "kv/index/scan.h"
 
+#include "base/cpu.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kv/index/scan.cc"
 #include <hwy/cache_control.h>
@@ -164,8 +166,51 @@ void scan_box(const f16_t* tile, int64_t tiles, int64_t dim, const float* q, int
   }
 }
 
+// Chains of sums per slot: two and their vectors wait for no other.
+constexpr int kChains = kVecs >= 4 ? 1 : 4 / kVecs;
+
+template <int kSlots>
+void add_slots(const f16_t* tile, int64_t tiles, int64_t dim, const float* a, const float* b, const f16_t* ahead,
+               float* scores) {
+  const D d;
+  const int64_t slot_size = dim * kTileBlocks;
+  for (int64_t t = 0; t < tiles; ++t, tile += kSlots * slot_size, scores += kTileBlocks) {
+    V first[kChains][kVecs], second[kChains][kVecs];
+    clear(first);
+    clear(second);
+    const f16_t* next = t + 1 < tiles ? tile + kSlots * slot_size : ahead;
+    const auto channel = [&](int64_t c, int u) HWY_ATTR {
+      for (int i = 0; i < kVecs; ++i) {
+        const f16_t* at = tile + c * kTileBlocks + i * kLanes;
+        first[u][i] = hn::MulAdd(hn::Set(d, a[c]), load_f16(at), first[u][i]);
+        if (kSlots == 2) second[u][i] = hn::MulAdd(hn::Set(d, b[c]), load_f16(at + slot_size), second[u][i]);
+      }
+    };
+    int64_t c = 0;
+    for (; c + kChains <= dim; c += kChains) {
+      // A slot of a tile has a line of 64 bytes for two channels.
+      for (int u = 0; next != nullptr && u < kChains; u += 3 - kSlots) hwy::Prefetch(next + (c + u) * 16 * kSlots);
+      for (int u = 0; u < kChains; ++u) channel(c + u, u);
+    }
+    for (; c < dim; ++c) channel(c, 0);
+    for (int i = 0; i < kVecs; ++i) {
+      V sum = hn::Add(first[0][i], second[0][i]);
+      for (int u = 1; u < kChains; ++u) sum = hn::Add(sum, hn::Add(first[u][i], second[u][i]));
+      hn::StoreU(sum, d, scores + i * kLanes);
+    }
+  }
+}
+
+void AddSlots(const f16_t* first, int64_t tiles, int slots, int64_t dim, const float* a, const float* b,
+              const f16_t* ahead, float* scores) {
+  slots == 2 ? add_slots<2>(first, tiles, dim, a, b, ahead, scores)
+             : add_slots<1>(first, tiles, dim, a, b, ahead, scores);
+}
+
+// of_widths: what meets the widths, in place of q its magnitudes.
 template <int kHeads>
-void scan8_heads(const uint8_t* tile, int64_t tiles, int64_t dim, const float* q, float* scores, int64_t stride) {
+void scan8_heads(const uint8_t* tile, int64_t tiles, int64_t dim, const float* q, const float* of_widths, float* scores,
+                 int64_t stride) {
   const D d;
   const int64_t slot_size = dim * kTileBlocks;
   for (int64_t t = 0; t < tiles; ++t, tile += scan8_tile_bytes(dim), scores += kTileBlocks) {
@@ -177,7 +222,7 @@ void scan8_heads(const uint8_t* tile, int64_t tiles, int64_t dim, const float* q
     clear(width);
     const uint8_t* widths = tile + slot_size;
     dot_with<kHeads, true>(
-        dim, q, [widths](int64_t at) HWY_ATTR { return load_u8(widths + at); }, width);
+        dim, of_widths, [widths](int64_t at) HWY_ATTR { return load_u8(widths + at); }, width);
     const auto* scales = reinterpret_cast<const float*>(tile + 2 * slot_size);
     for (int i = 0; i < kVecs; ++i) {
       const V of_centre = hn::LoadU(d, scales + i * kLanes), of_width = hn::LoadU(d, scales + kTileBlocks + i * kLanes);
@@ -195,12 +240,16 @@ void Scan8Tiles(const uint8_t* first, int64_t tiles, int64_t dim, const float* q
     const float* qj = q + j * dim;
     float* out = scores + j * stride;
     switch (n_q - j) {
-      case 1: scan8_heads<1>(first, tiles, dim, qj, out, stride); break;
-      case 2: scan8_heads<2>(first, tiles, dim, qj, out, stride); break;
-      case 3: scan8_heads<3>(first, tiles, dim, qj, out, stride); break;
-      default: scan8_heads<kMaxHeads>(first, tiles, dim, qj, out, stride);
+      case 1: scan8_heads<1>(first, tiles, dim, qj, qj, out, stride); break;
+      case 2: scan8_heads<2>(first, tiles, dim, qj, qj, out, stride); break;
+      case 3: scan8_heads<3>(first, tiles, dim, qj, qj, out, stride); break;
+      default: scan8_heads<kMaxHeads>(first, tiles, dim, qj, qj, out, stride);
     }
   }
+}
+
+void Scan8Folded(const uint8_t* first, int64_t tiles, int64_t dim, const float* a, const float* b, float* scores) {
+  scan8_heads<1>(first, tiles, dim, a, b, scores, 0);
 }
 
 // Query head j reads slot j alone.
@@ -243,15 +292,40 @@ namespace longkv {
 
 HWY_EXPORT(ScanTiles);
 HWY_EXPORT(Scan8Tiles);
+HWY_EXPORT(AddSlots);
+HWY_EXPORT(Scan8Folded);
 
 void scan_tiles(ScanRule rule, const f16_t* first, int64_t tiles, int slots, int64_t dim, const float* q, int n_q,
                 float* scores, int64_t stride) {
   HWY_DYNAMIC_DISPATCH(ScanTiles)(rule, first, tiles, slots, dim, q, n_q, scores, stride);
 }
 
-void scan8_tiles(const uint8_t* first, int64_t tiles, int64_t dim, const float* q, int n_q, float* scores,
-                 int64_t stride) {
+void scan_folded(const f16_t* first, int64_t tiles, int slots, int64_t dim, const float* a, const float* b,
+                 const f16_t* ahead, float* scores) {
+  HWY_DYNAMIC_DISPATCH(AddSlots)(first, tiles, slots, dim, a, b, ahead, scores);
+}
+
+#if defined(__x86_64__)
+namespace {
+// Whether there are int8 products for this many channels.
+bool has_int8(int64_t dim) { return active_isa() >= IsaLevel::kAvx512Vnni && dim % 4 == 0 && dim <= 1024; }
+}  // namespace
+#endif
+
+void scan8_tiles(const uint8_t* first, int64_t tiles, int64_t dim, const float* q, int n_q, [[maybe_unused]] bool bound,
+                 float* scores, int64_t stride) {
+#if defined(__x86_64__)
+  if (has_int8(dim)) return avx512vnni::scan8_tiles(first, tiles, dim, q, n_q, bound, scores, stride);
+#endif
   HWY_DYNAMIC_DISPATCH(Scan8Tiles)(first, tiles, dim, q, n_q, scores, stride);
+}
+
+void scan8_folded(const uint8_t* first, int64_t tiles, int64_t dim, const float* a, const float* b,
+                  [[maybe_unused]] bool bound, [[maybe_unused]] const uint8_t* ahead, float* scores) {
+#if defined(__x86_64__)
+  if (has_int8(dim)) return avx512vnni::scan8_folded(first, tiles, dim, a, b, bound, ahead, scores);
+#endif
+  HWY_DYNAMIC_DISPATCH(Scan8Folded)(first, tiles, dim, a, b, scores);
 }
 
 }  // namespace longkv

@@ -121,7 +121,7 @@ void VectorIndex::scan(int kv_head, int64_t first, int64_t tiles, const float* q
   if (form_ == Form::kHalf) {
     scan_tiles(rule_, reinterpret_cast<const f16_t*>(at), tiles, slots_, dim_, q, n_q, scores, stride);
   } else {
-    scan8_tiles(at, tiles, dim_, q, n_q, scores, stride);
+    scan8_tiles(at, tiles, dim_, q, n_q, form_ == Form::kByteBound, scores, stride);
   }
 }
 
@@ -161,8 +161,9 @@ void VectorIndex::visit(KvState& state, std::span<const KvHeadView> heads) {
   }
 }
 
-void VectorIndex::score(int kv_head, const float* q, int n_q, int64_t block_begin, int64_t block_end, float* scores,
-                        int64_t stride) const {
+template <class Scan>
+void VectorIndex::over_tiles(int64_t block_begin, int64_t block_end, int n_q, float* scores, int64_t stride,
+                             const Scan& scan) const {
   thread_local std::vector<float> edge;  // [n_q][kTileBlocks]
   edge.resize(size_t(n_q * kTileBlocks));
   for (int64_t b = block_begin; b < block_end;) {
@@ -170,17 +171,56 @@ void VectorIndex::score(int kv_head, const float* q, int n_q, int64_t block_begi
     float* dst = scores + b - block_begin;
     if (b == first && block_end - b >= kTileBlocks) {
       const int64_t whole = (block_end - b) / kTileBlocks;
-      scan(kv_head, t, whole, q, n_q, dst, stride);
+      scan(t, whole, dst, stride);
       b += whole * kTileBlocks;
       continue;
     }
     const int64_t stop = std::min(block_end, first + kTileBlocks);
-    scan(kv_head, t, 1, q, n_q, edge.data(), kTileBlocks);
+    scan(t, 1, edge.data(), kTileBlocks);
     for (int j = 0; j < n_q; ++j) {
       const float* own = edge.data() + j * kTileBlocks;
       std::copy(own + b - first, own + stop - first, dst + j * stride);
     }
     b = stop;
+  }
+}
+
+void VectorIndex::score(int kv_head, const float* q, int n_q, int64_t block_begin, int64_t block_end, float* scores,
+                        int64_t stride) const {
+  over_tiles(block_begin, block_end, n_q, scores, stride,
+             [&](int64_t t, int64_t tiles, float* out, int64_t step) { scan(kv_head, t, tiles, q, n_q, out, step); });
+}
+
+// Of a box, q * upper where q is positive and q * lower where it is negative add up over heads; of centre and width, q
+// and |q|; of a single vector, q.
+void VectorIndex::fold(const float* q, int n_q, float* folded) const {
+  float *first = folded, *second = folded + dim_;
+  std::fill(folded, folded + 2 * dim_, 0.0f);
+  for (int j = 0; j < n_q; ++j, q += dim_) {
+    for (int64_t c = 0; c < dim_; ++c) {
+      const float other = rule_ == ScanRule::kBox ? std::min(q[c], 0.0f) : std::abs(q[c]);
+      first[c] += rule_ == ScanRule::kBox ? q[c] - other : q[c];
+      second[c] += other;
+    }
+  }
+}
+
+void VectorIndex::score_folded(int kv_head, const float* folded, int64_t block_begin, int64_t block_end, Place ahead,
+                               float* scores) const {
+  const uint8_t* next = ahead.kv_head >= 0 ? tile(ahead.kv_head, ahead.block / kTileBlocks) : nullptr;
+  over_tiles(block_begin, block_end, 1, scores, 0,
+             [&](int64_t t, int64_t tiles, float* out, int64_t) { scan_folded(kv_head, t, tiles, folded, next, out); });
+}
+
+void VectorIndex::scan_folded(int kv_head, int64_t first, int64_t tiles, const float* folded, const uint8_t* ahead,
+                              float* scores) const {
+  const uint8_t* at = tile(kv_head, first);
+  const float* second = folded + dim_;
+  if (form_ != Form::kHalf) {
+    scan8_folded(at, tiles, dim_, folded, second, form_ == Form::kByteBound, ahead, scores);
+  } else {
+    const auto* next = reinterpret_cast<const f16_t*>(ahead);
+    longkv::scan_folded(reinterpret_cast<const f16_t*>(at), tiles, slots_, dim_, folded, second, next, scores);
   }
 }
 

@@ -21,6 +21,12 @@ class VectorIndex : public BlockIndex {
   void truncate(int kv_head, const KvHeadView& keys, int64_t rows) override;
   void score(int kv_head, const float* q, int n_q, int64_t block_begin, int64_t block_end, float* scores,
              int64_t stride) const override;
+  bool adds_up() const override {
+    return rule_ == ScanRule::kBox || rule_ == ScanRule::kCentre || (rule_ == ScanRule::kMaxDot && slots_ == 1);
+  }
+  void fold(const float* q, int n_q, float* folded) const override;
+  void score_folded(int kv_head, const float* folded, int64_t block_begin, int64_t block_end, Place ahead,
+                    float* scores) const override;
   int64_t blocks(int kv_head) const override;
   int64_t bytes_scored(int64_t n) const override { return n * tile_bytes() / kTileBlocks; }
   int64_t bytes_held() const override;
@@ -74,6 +80,13 @@ class VectorIndex : public BlockIndex {
   void write_open(int kv_head, int64_t block, int64_t count);
   void write_bytes(int kv_head, int64_t block, const float* exact);
   void scan(int kv_head, int64_t first, int64_t tiles, const float* q, int n_q, float* scores, int64_t stride) const;
+  void scan_folded(int kv_head, int64_t first, int64_t tiles, const float* folded, const uint8_t* ahead,
+                   float* scores) const;
+  // scan(first tile, tiles, scores, stride) over the whole tiles of [block_begin, block_end), and over parts of tiles
+  // aside.
+  template <class Scan>
+  void over_tiles(int64_t block_begin, int64_t block_end, int n_q, float* scores, int64_t stride,
+                  const Scan& scan) const;
 
   const ScanRule rule_;
   const int64_t state_vectors_;

@@ -161,10 +161,10 @@ void Selector::list_candidates(const LayerState& state, RowRange blocks) {
 // flat scan within the limit, a vote that already narrows the candidates, or more coarse blocks wanted than there are.
 bool Selector::refine_coarse(LayerState& state, RowRange blocks, ThreadPool& pool, KvStats& stats) {
   if (!state.coarse) return false;
-  if (state.fine->bytes_scored(count_of(blocks)) <= attention_bytes_ || state.votes[0].active()) return false;
+  if (state.fine->bytes_scored(count_of(blocks)) <= index_limit_ || state.votes[0].active()) return false;
   const RowRange coarse = blocks_of(blocks, coarse_factor_);
   const int64_t n_coarse = count_of(coarse);
-  const int64_t left = attention_bytes_ - state.coarse->bytes_scored(n_coarse);
+  const int64_t left = index_limit_ - state.coarse->bytes_scored(n_coarse);
   const int64_t affordable = left / std::max<int64_t>(1, state.fine->bytes_scored(1));
   int64_t most = 0;
   for (const Owner& owner : owners_) most = std::max(most, owner.wanted);
@@ -189,9 +189,19 @@ bool Selector::refine_coarse(LayerState& state, RowRange blocks, ThreadPool& poo
   return true;
 }
 
-// Row j of the scores holds query head j's scores of its owner's candidates, in their compact order. The split into
-// tasks follows the candidates, never the threads.
+// Row j of the scores holds query head j's scores of its owner's candidates, in their compact order; of a part whose
+// heads are scored as one, the row of its first head holds their sum. The split into tasks follows the candidates,
+// never the threads.
 void Selector::score(const BlockIndex& index, std::span<const Part> parts, ThreadPool& pool, KvStats& stats) {
+  const bool single = tail_.kind == TailKind::kMean;  // still needs the scores of single heads
+  summed_ = select_.aggregate == Aggregate::kSum && select_.heads != SelectHeads::kPerQueryHead && !single &&
+            parts[0].n_q > 1 && index.adds_up();
+  if (summed_) folded_.resize(parts.size() * 2 * size_t(shape_.dim_k));
+  const auto folded = [&](int part) { return folded_.data() + int64_t(part) * 2 * shape_.dim_k; };
+  for (int p = 0; summed_ && p < int(parts.size()); ++p) {
+    const Part& part = parts[size_t(p)];
+    index.fold(query_.data() + int64_t(part.first_query) * shape_.dim_k, part.n_q, folded(p));
+  }
   tasks_.clear();
   for (int p = 0; p < int(parts.size()); ++p) {
     const Owner& owner = owners_[size_t(parts[size_t(p)].owner)];
@@ -210,8 +220,17 @@ void Selector::score(const BlockIndex& index, std::span<const Part> parts, Threa
   pool.run(int64_t(tasks_.size()), [&](int64_t t, int) {
     const ScoreTask& task = tasks_[size_t(t)];
     const Part& part = parts[size_t(task.part)];
+    float* out = scores + int64_t(part.first_query) * score_stride_ + task.offset;
+    if (summed_) {
+      BlockIndex::Place ahead;
+      if (size_t(t) + 1 < tasks_.size()) {
+        const ScoreTask& next = tasks_[size_t(t) + 1];
+        ahead = {parts[size_t(next.part)].kv_head, next.begin};
+      }
+      return index.score_folded(part.kv_head, folded(task.part), task.begin, task.end, ahead, out);
+    }
     index.score(part.kv_head, query_.data() + int64_t(part.first_query) * shape_.dim_k, part.n_q, task.begin, task.end,
-                scores + int64_t(part.first_query) * score_stride_ + task.offset, score_stride_);
+                out, score_stride_);
   });
 }
 
@@ -224,7 +243,9 @@ void Selector::pick(int64_t count, ThreadPool& pool) {
     Owner& owner = owners_[size_t(o)];
     float* own = scores + int64_t(owner.first_query) * score_stride_;
     float* total = own;
-    if (owner.n_q == 1) {
+    const int rows = summed_ ? owner.n_q / shape_.group_size : owner.n_q;
+    const int64_t stride = summed_ ? shape_.group_size * score_stride_ : score_stride_;
+    if (rows == 1) {
       owner.saw_nan = owner.saw_nan || has_nan(own, owner.n_candidates);
     } else {
       if (keeps_scores) {
@@ -232,7 +253,7 @@ void Selector::pick(int64_t count, ThreadPool& pool) {
         total = owner.weights.data();
       }
       const Aggregate kind = keeps_scores ? Aggregate::kSum : select_.aggregate;
-      const bool nan = aggregate_scores(kind, own, score_stride_, owner.n_q, owner.n_candidates, softmax_scale_, total);
+      const bool nan = aggregate_scores(kind, own, stride, rows, owner.n_candidates, softmax_scale_, total);
       owner.saw_nan = owner.saw_nan || nan;
     }
     const int64_t k = count > 0 ? count : owner.wanted;

@@ -57,16 +57,21 @@ IndexSpec coarse_spec(const IndexSpec& spec, int64_t factor) {
   return coarse;
 }
 
-int64_t choose_coarse_factor(const IndexSpec& spec, const KvShape& shape, int64_t capacity_rows,
-                             int64_t attention_bytes) {
+int64_t index_limit(const IndexSpec& spec, const KvShape& shape, int64_t attention_bytes) {
+  if (!spec.eight) return attention_bytes;
+  IndexSpec halves = spec;
+  halves.eight = false;
+  return attention_bytes * summary_bytes(spec, shape) / std::max<int64_t>(1, summary_bytes(halves, shape));
+}
+
+int64_t choose_coarse_factor(const IndexSpec& spec, const KvShape& shape, int64_t capacity_rows, int64_t limit) {
   if (spec.kind == IndexKind::kLsh || spec.kind == IndexKind::kClusters) return 1;
   if (spec.coarse > 0) return spec.coarse;
   if (reads_every_token(spec.kind)) return 1;
   const int64_t blocks = ceil_div(capacity_rows, spec.block);
-  if (blocks * summary_bytes(spec, shape) <= attention_bytes) return 1;
+  if (blocks * summary_bytes(spec, shape) <= limit) return 1;
   int64_t factor = 4;
-  while (factor < blocks &&
-         ceil_div(blocks, factor) * summary_bytes(coarse_spec(spec, factor), shape) > attention_bytes / 2) {
+  while (factor < blocks && ceil_div(blocks, factor) * summary_bytes(coarse_spec(spec, factor), shape) > limit / 2) {
     factor *= 2;
   }
   return factor;

@@ -24,7 +24,7 @@ Selector::Selector(const KvShape& shape, const Recipe& recipe, const AttendParam
   query_scale_ = params.scale * root;
   softmax_scale_ = 1.0f / root;
   row_bytes_ = kv_row_bytes(recipe.store.k, shape.dim_k) + kv_row_bytes(recipe.store.v, shape.dim_v);
-  attention_bytes_ = select_.budget * row_bytes_;
+  index_limit_ = index_limit(index_, shape_, select_.budget * row_bytes_);
   index_.skip_rows = select_.sink;
   index_.keep_rows = std::max<int64_t>(1, select_.local);
 
@@ -74,7 +74,7 @@ Status Selector::build_indexes(std::span<const LayerPlan> plans, RowCapacity cap
   const bool any = std::any_of(plans.begin(), plans.end(), [](const auto& p) { return p.role == LayerRole::kChoose; });
   if (!any) return {};
   capacity_ = capacity.v;
-  coarse_factor_ = choose_coarse_factor(index_, shape_, capacity.v, attention_bytes_);
+  coarse_factor_ = choose_coarse_factor(index_, shape_, capacity.v, index_limit_);
   for (size_t l = 0; l < plans.size(); ++l) {
     if (plans[l].role != LayerRole::kChoose) continue;
     LayerState& state = states_[l];

@@ -178,9 +178,9 @@ class Selector {
   AttendParams params_;
   Budgets budgets_;
   std::vector<LayerPlan> plans_;
-  float query_scale_ = 1.0f;     // folded into q: softmax scale times sqrt(dim_k)
-  float softmax_scale_ = 1.0f;   // of a score against such a q
-  int64_t attention_bytes_ = 0;  // K and V of `budget` rows of one KV head
+  float query_scale_ = 1.0f;    // folded into q: softmax scale times sqrt(dim_k)
+  float softmax_scale_ = 1.0f;  // of a score against such a q
+  int64_t index_limit_ = 0;     // bytes that scoring one KV head may read (coarse.h)
   int64_t row_bytes_ = 0;
   int64_t coarse_factor_ = 1;
   int64_t capacity_ = 0;            // rows
@@ -189,6 +189,8 @@ class Selector {
   std::vector<Part> group_parts_;  // one pass per KV head
   std::vector<Part> owner_parts_;  // one pass per list: where lists have candidates of their own
   std::vector<float> query_;       // [query heads][dim_k], scaled
+  std::vector<float> folded_;      // [parts][2][dim_k], where heads are scored as one
+  bool summed_ = false;            // the last scores are sums over the heads of a part
   std::vector<ScoreTask> tasks_;
   VirtualArray scores_;  // [query heads][score_stride_], pages are touched only as far as blocks exist
   int64_t score_stride_ = 0;
