@@ -19,11 +19,12 @@ namespace {
 // Rows of a chunk, from the unit's row count alone: the split, and so every rounding, is a function of the data. Long
 // units get chunks long enough for the cost of a partial to vanish, short ones enough chunks to share among threads.
 int64_t chunk_rows_for(int64_t rows) {
-  return std::clamp(round_up(ceil_div(rows, 64), kAttendTileMax), 2 * kAttendTileMax, 32 * kAttendTileMax);
+  return std::clamp(round_up(ceil_div(rows, 64), kAttendTileMax), 2 * kAttendTileMax, 16 * kAttendTileMax);
 }
 
-// Tasks per thread: enough to even out a thread that starts late, few enough that a task is a long read.
-constexpr int64_t kTasksPerThread = 4;
+// What a task takes of the bytes not yet handed out: 1 / (threads * kShare), at least a chunk. Early tasks are long
+// reads, late ones short, so that threads end together however unequal their speed or their rows are.
+constexpr int64_t kShare = 2;
 
 int64_t partial_stride_for(int64_t dim_v) { return round_up(dim_v, kAttendPad) + kPartialTail; }
 
@@ -59,6 +60,14 @@ void pad_queries(const AttendUnit& unit, float scale, float* dst, int64_t stride
   }
 }
 
+// Moves (range, row) on by `count` rows of the concatenated ranges, which hold more.
+void skip_rows(std::span<const RowRange> ranges, int64_t count, int64_t& range, int64_t& row) {
+  for (row += count; row >= ranges[size_t(range)].end;) {
+    const int64_t beyond = row - ranges[size_t(range)].end;
+    row = ranges[size_t(++range)].begin + beyond;
+  }
+}
+
 // Visits the cursor of every `step`-th row of the concatenated ranges.
 template <class Fn>
 void each_step(std::span<const RowRange> ranges, int64_t step, const Fn& fn) {
@@ -86,7 +95,7 @@ AttendRun make_run(const AttendUnit& unit, const AttendParams& params, const flo
 void attend_whole(std::span<const AttendUnit> units, const AttendParams& params, AttendScratch& scratch,
                   ThreadPool& pool) {
   scratch.units.resize(units.size());
-  int64_t floats = 0, total_chunks = 0;
+  int64_t floats = 0, bytes_left = 0;
   for (size_t u = 0; u < units.size(); ++u) {
     const AttendUnit& unit = units[u];
     AttendScratch::Unit& plan = scratch.units[u];
@@ -97,28 +106,32 @@ void attend_whole(std::span<const AttendUnit> units, const AttendParams& params,
     floats += round_up(query_floats(unit.kv) * unit.n_q, kAttendPad);
     plan.partials_at = floats;
     floats += plan.chunks * unit.n_q * partial_stride_for(unit.kv.dim_v);
-    total_chunks += plan.chunks;
+    plan.chunk_bytes =
+        plan.chunk_rows * (kv_row_bytes(unit.kv.k_type, unit.kv.dim_k) + kv_row_bytes(unit.kv.v_type, unit.kv.dim_v));
+    bytes_left += plan.chunks * plan.chunk_bytes;
   }
   float* memory = reserve_lines(scratch.floats, floats);
 
   // Which chunks form a task may depend on the number of threads: a chunk's bits do not.
-  const int64_t wanted = pool.threads() == 1 ? 1 : pool.threads() * kTasksPerThread;
-  const int64_t per_task = std::max<int64_t>(1, total_chunks / wanted);
+  const int64_t share = pool.threads() == 1 ? 1 : pool.threads() * kShare;
   scratch.tasks.clear();
   for (size_t u = 0; u < units.size(); ++u) {
     const AttendUnit& unit = units[u];
     AttendScratch::Unit& plan = scratch.units[u];
-    plan.pending = ceil_div(plan.chunks, per_task);
+    plan.pending = 0;
     pad_queries(unit, params.scale, memory + plan.q_at, round_up(unit.kv.dim_k, kAttendPad));
     if (plan.chunks == 0) {
       std::fill(unit.out, unit.out + int64_t(unit.n_q) * unit.kv.dim_v, 0.0f);
       std::fill(unit.lse, unit.lse + unit.n_q, -std::numeric_limits<float>::infinity());
     }
-    int64_t chunk = 0;
-    each_step(unit.ranges, plan.chunk_rows * per_task, [&](int64_t range, int64_t row) {
-      scratch.tasks.push_back({int64_t(u), chunk, std::min(per_task, plan.chunks - chunk), range, row});
-      chunk += per_task;
-    });
+    int64_t range = 0, row = unit.ranges.empty() ? 0 : unit.ranges[0].begin;
+    for (int64_t chunk = 0, count = 0; chunk < plan.chunks; chunk += count) {
+      skip_rows(unit.ranges, count * plan.chunk_rows, range, row);
+      count = std::clamp<int64_t>(bytes_left / (share * plan.chunk_bytes), 1, plan.chunks - chunk);
+      scratch.tasks.push_back({int64_t(u), chunk, count, range, row});
+      bytes_left -= count * plan.chunk_bytes;
+      ++plan.pending;
+    }
   }
 
   pool.run(int64_t(scratch.tasks.size()), [&](int64_t index, int) {

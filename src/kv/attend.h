@@ -31,7 +31,7 @@ struct AttendParams {
 // Reused between calls so that decoding allocates nothing once warm. Fields belong to attend().
 struct AttendScratch {
   struct Unit {
-    int64_t rows, chunk_rows, chunks;
+    int64_t rows, chunk_rows, chunks, chunk_bytes;
     int64_t q_at, partials_at;  // in `floats`
     int64_t pending;            // tasks not yet finished, counted down atomically
   };

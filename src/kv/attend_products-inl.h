@@ -8,11 +8,11 @@
 #define LONGKV_KV_ATTEND_PRODUCTS_INL_H_
 #endif
 
-#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <cstring>
 
+#include "kv/attend_ahead.h"
 #include "kv/attend_kernel.h"
 #include "kv/attend_quant.h"
 #include "kv/codec/load-inl.h"
@@ -80,23 +80,13 @@ HWY_INLINE void complete_tile(KvType type, int64_t dim, int64_t rows, bool by_gr
   }
 }
 
-HWY_INLINE void prefetch_row(const uint8_t* row, int64_t bytes) {
-  for (int64_t b = 0; b < bytes; b += 64) hwy::Prefetch(row + b);
-}
-
-HWY_INLINE void prefetch_rows(const TileRows& tile, int64_t begin, int64_t end, int64_t bytes) {
-  for (int64_t r = begin; r < end; ++r) prefetch_row(tile.row[r], bytes);
-}
-
 struct KeyProduct {
   const TileRows* k;
   int64_t rows;
   int64_t dim;
   const float* q;  // [heads][q_stride], zero beyond dim
   int64_t q_stride;
-  const TileRows* ahead;  // rows to prefetch meanwhile, or nullptr
-  int64_t ahead_rows;
-  int64_t ahead_bytes;
+  AheadRows ahead;
   float* s;  // [heads][kAttendTileMax]
 };
 
@@ -105,9 +95,7 @@ struct ValueProduct {
   int64_t rows;
   int64_t dim;
   const float* p;  // [heads][kAttendTileMax]
-  const TileRows* ahead;
-  int64_t ahead_rows;
-  int64_t ahead_bytes;
+  AheadRows ahead;
   float* sums;  // [heads][stride], padded to kAttendPad
   int64_t stride;
 };
@@ -136,9 +124,7 @@ void key_product_of(const KeyProduct& product) {
   const KeyProduct a = product;  // a copy that stores cannot alias
   const int64_t groups = a.dim / kKvQuantGroup;
   for (int64_t r0 = 0; r0 < a.rows; r0 += kRows) {
-    if (a.ahead != nullptr) {
-      for (int64_t r = r0; r < r0 + kRows && r < a.ahead_rows; ++r) prefetch_row(a.ahead->row[r], a.ahead_bytes);
-    }
+    prefetch_rows<true>(a.ahead, r0, r0 + kRows);
     VF sum[kRows][kH];
     const uint8_t* row[kRows];
     LONGKV_UNROLL
@@ -221,7 +207,7 @@ HWY_INLINE void value_slice(const ValueProduct& product, int64_t c0, const float
     for (int i = 0; i < kVectors; ++i) sum[h][i] = hn::LoadU(d, a.sums + h * a.stride + c0 + i * kLanes);
   }
   for (int64_t r = 0; r < a.rows; ++r) {
-    if (prefetch && r < a.ahead_rows) prefetch_row(a.ahead->row[r], a.ahead_bytes);
+    if (prefetch) prefetch_rows<true>(a.ahead, r, r + 1);
     const uint8_t* row = a.v->row[r];
     VF weight[kH];
     LONGKV_UNROLL
@@ -276,7 +262,7 @@ void value_product_quantized(const ValueProduct& a) {
                   weight + h * kAttendTileMax + r);
       }
     }
-    group_slices<kType, kH, kVectors, 0>(a, g, weight, g == 0 && a.ahead != nullptr);
+    group_slices<kType, kH, kVectors, 0>(a, g, weight, g == 0);
   }
 }
 
@@ -296,7 +282,7 @@ void value_product_of(const ValueProduct& product) {
   }
   constexpr int kVectors = slice_vectors<kType, kH>();
   const DF d;
-  bool prefetch = a.ahead != nullptr;
+  bool prefetch = true;
   int64_t c = 0;
   for (; c + kVectors * kLanes <= a.dim; c += kVectors * kLanes) {
     value_slice<kType, kH, kVectors, 0>(a, c, a.p, kAttendTileMax, prefetch);

@@ -22,6 +22,15 @@ bool has_quant_kernels(KvType type);
 // finite makes all scores NaN.
 void prepare_quant_query(KvType type, const float* q, int64_t dim, uint8_t* prepared);
 
+// Rows to prefetch while others are multiplied: `near` into the nearest cache; what lies `far_offset` bytes behind each
+// of them into the second, since the nearest has too few open requests to bring whole streams from memory.
+struct AheadRows {
+  const uint8_t* const* near = nullptr;
+  int64_t near_rows = 0;
+  int64_t bytes = 0;       // of a row
+  int64_t far_offset = 0;  // 0: nothing
+};
+
 struct QuantKeyTile {
   KvType type = KvType::kQ8_0;
   const uint8_t* const* row = nullptr;  // [rows padded to 8]
@@ -30,9 +39,7 @@ struct QuantKeyTile {
   const uint8_t* q = nullptr;  // [heads] prepared queries
   int64_t q_stride = 0;
   int heads = 0;
-  const uint8_t* const* ahead = nullptr;  // rows to prefetch meanwhile, or nullptr
-  int64_t ahead_rows = 0;
-  int64_t ahead_bytes = 0;
+  AheadRows ahead;
   float* s = nullptr;  // [heads][s_stride], written for the padded rows
   int64_t s_stride = 0;
 };
@@ -46,9 +53,7 @@ struct QuantValueTile {
   const float* p = nullptr;  // [heads][p_stride], zero from `rows` to the padded rows
   int64_t p_stride = 0;
   int heads = 0;  // 1 to 4
-  const uint8_t* const* ahead = nullptr;
-  int64_t ahead_rows = 0;
-  int64_t ahead_bytes = 0;
+  AheadRows ahead;
   float* sums = nullptr;  // [heads][stride], added to
   int64_t stride = 0;
 };

@@ -142,9 +142,7 @@ void key_product_of(const QuantKeyTile& tile) {
   const QuantKeyTile t = tile;  // a copy that stores cannot alias
   const int64_t groups = t.dim / kKvQuantGroup, at = Key::scales_at(t.dim);
   for (int64_t r0 = 0; r0 < t.rows; r0 += 4) {
-    if (t.ahead != nullptr) {
-      for (int64_t r = r0; r < r0 + 4 && r < t.ahead_rows; ++r) prefetch(t.ahead[r], t.ahead_bytes);
-    }
+    for (int64_t r = r0; r < r0 + 4 && r < t.ahead.near_rows; ++r) prefetch(t.ahead.near[r], t.ahead.bytes);
     __m256 sum[kH] = {};
     for (int64_t pair = 0; pair < groups / 2; ++pair) key_pair<Key, kH, false>(t, t.row + r0, pair, at, sum);
     if (groups % 2 != 0) key_pair<Key, kH, true>(t, t.row + r0, groups / 2, at, sum);
@@ -242,8 +240,8 @@ void value_product(const QuantValueTile& t) {
     }
     TileWeights w[4];
     for (int h = 0; h < t.heads; ++h) w[h].assign(t.p + h * t.p_stride, scale[g % 2], padded);
-    if (g == 0 && t.ahead != nullptr) {
-      for (int64_t r = 0; r < t.ahead_rows; ++r) prefetch(t.ahead[r], t.ahead_bytes);
+    if (g == 0) {
+      for (int64_t r = 0; r < t.ahead.near_rows; ++r) prefetch(t.ahead.near[r], t.ahead.bytes);
     }
     with_heads(t.heads, [&](auto heads) { value_group<Value, heads>(t, g, w); });
   }

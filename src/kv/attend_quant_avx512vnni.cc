@@ -2,6 +2,7 @@
 // values to a channel, so that sums need no additions across lanes and all heads share the work.
 #include <cstring>
 
+#include "kv/attend_ahead.h"
 #include "kv/attend_heads.h"
 #include "kv/attend_kernel.h"
 #include "kv/attend_quant.h"
@@ -54,14 +55,6 @@ inline TwoScales scales_of(const uint8_t* const* row, int64_t at) {
   const __m512 high = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(pairs, 16)));
   if (kHalf) return {{high, high}};
   return {{_mm512_cvtph_ps(_mm512_cvtepi32_epi16(pairs)), high}};
-}
-
-inline void prefetch(const uint8_t* row, int64_t bytes) {
-  int64_t b = 0;
-  do {
-    _mm_prefetch(reinterpret_cast<const char*>(row + b), _MM_HINT_T0);
-    b += 64;
-  } while (b < bytes);
 }
 
 inline float float_at(const uint8_t* p) {
@@ -142,9 +135,7 @@ void key_product_of(const QuantKeyTile& tile) {
   const int64_t groups = t.dim / kKvQuantGroup, at = Key::scales_at(t.dim), padded = (t.rows + 7) / 8 * 8;
   const uint8_t* last[kLaneRows];
   for (int64_t r0 = 0; r0 < t.rows; r0 += kLaneRows) {
-    if (t.ahead != nullptr) {
-      for (int64_t r = r0; r < r0 + kLaneRows && r < t.ahead_rows; ++r) prefetch(t.ahead[r], t.ahead_bytes);
-    }
+    prefetch_rows<false>(t.ahead, r0, r0 + kLaneRows);
     const uint8_t* const* row = t.row + r0;
     if (padded - r0 < kLaneRows) {
       for (int64_t i = 0; i < kLaneRows; ++i) last[i] = row[i % 8];
@@ -254,11 +245,6 @@ inline void add_scaled(__m512i sums, float scale, float* at) {
   _mm512_storeu_ps(at, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(scale), _mm512_loadu_ps(at)));
 }
 
-// Prefetches rows [begin, begin + 4) of those that are wanted next.
-inline void prefetch_four(const QuantValueTile& t, int64_t begin) {
-  for (int64_t r = begin; r < begin + 4 && r < t.ahead_rows; ++r) prefetch(t.ahead[r], t.ahead_bytes);
-}
-
 // codes[i][pair]: of 16 channels the levels of rows 0 and 1 (pair 0), 2 and 3 in 16 bits; of group g the first half (i
 // 0) or the second.
 struct Q4Value {
@@ -295,7 +281,7 @@ inline void add_group(const QuantValueTile& t, int64_t g, const int16_t (*q)[kAt
     for (int i = 0; i < 2; ++i) sum[h][i][0] = sum[h][i][1] = _mm512_setzero_si512();
   }
   for (int64_t r = 0; r < t.rows; r += 4) {
-    if (ahead) prefetch_four(t, r);
+    if (ahead) prefetch_rows<false>(t.ahead, r, r + 4);
     __m512i codes[2][2];
     Value::read(t.row + r, g, codes);
 #pragma GCC unroll 4
@@ -329,7 +315,7 @@ void value_product_of(const QuantValueTile& tile) {
     const int64_t n = groups - g0 < 2 ? groups - g0 : 2;
     w.assign(t, at + 2 * g0, n);
     for (int64_t g = 0; g < n; ++g) {
-      const bool ahead = g0 + g == 0 && t.ahead != nullptr;
+      const bool ahead = g0 + g == 0;
       add_group<Value, kH>(t, g0 + g, w.q + g * kH, w.scale + g * kH, w.eightfold + g * kH, ahead);
     }
   }

@@ -116,6 +116,32 @@ TEST_P(EachLevel, ChannelsAndHeads) {
   }
 }
 
+// Units of unequal rows share threads by bytes; the bits are those of each unit alone, with empty ranges between too.
+TEST_P(EachLevel, UnequalUnitsSameBits) {
+  const AttendParams params{0.125f, 0.0f};
+  const RandomHead narrow(KvType::kF16, KvType::kF16, 16, 64, 9000, 80),
+      wide(KvType::kF16, KvType::kF16, 64, 64, 9000, 81);
+  const auto q = random_floats(3 * 64, 82);
+  const RowRange ranges[] = {{0, 0}, {0, 100}, {100, 100}, {101, 102}, {500, 8999}, {9000, 9000}};
+  ThreadPool one(1);
+  const auto a = run_attend(narrow.view, q.data(), 3, ranges, params, one);
+  const auto b = run_attend(wide.view, q.data(), 3, ranges, params, one);
+  expect_near_ref(a, q.data(), 3, narrow.view, ranges, params, "narrow");
+  expect_near_ref(b, q.data(), 3, wide.view, ranges, params, "wide");
+  for (int threads = 1; threads <= 5; ++threads) {
+    ThreadPool pool(threads);
+    Attended x = a, y = b;
+    std::fill(x.out.begin(), x.out.end(), NAN);
+    std::fill(y.out.begin(), y.out.end(), NAN);
+    const AttendUnit units[] = {{q.data(), 3, narrow.view, ranges, x.out.data(), x.lse.data()},
+                                {q.data(), 3, wide.view, ranges, y.out.data(), y.lse.data()}};
+    AttendScratch scratch;
+    attend(units, params, scratch, pool);
+    EXPECT_EQ(x, a) << threads;
+    EXPECT_EQ(y, b) << threads;
+  }
+}
+
 // Long enough for several chunks, tasks and threads.
 TEST_P(EachLevel, SameBitsForAnyThreadsRangesAndGroups) {
   constexpr int kDim = 64, kHeads = 5;
