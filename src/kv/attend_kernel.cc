@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/float16.h"
 #include "kv/attend_blocks.h"
+#include "kv/attend_narrow.h"
 #include "kv/attend_quant.h"
 #include "kv/layout.h"
 
@@ -87,6 +88,18 @@ void tile_scores(const AttendRun& run, const TilePair& tile, int head, int heads
     args.s = s;
     args.s_stride = kAttendTileMax;
     quant_key_product(args);
+  } else if (has_narrow_kernel(run.kv.k_type, run.kv.dim_k)) {
+    NarrowKeyTile args;
+    args.row = tile.k.row;
+    args.rows = tile.rows;
+    args.dim = run.kv.dim_k;
+    args.q = run.q + head * run.q_stride;
+    args.q_stride = run.q_stride;
+    args.heads = heads;
+    args.ahead = ahead;
+    args.s = s;
+    args.s_stride = kAttendTileMax;
+    narrow_key_product(args);
   } else {
     const float* q = run.q + head * run.q_stride;
     key_product(run.kv.k_type, heads, {&tile.k, tile.rows, run.kv.dim_k, q, run.q_stride, ahead, s});

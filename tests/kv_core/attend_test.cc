@@ -116,6 +116,31 @@ TEST_P(EachLevel, ChannelsAndHeads) {
   }
 }
 
+// Keys of few channels, as masks leave them, beside whole values: rows around the sixteen that are turned over together
+// and around tiles, whole and in pieces, and every number of heads with the bits of each head alone.
+TEST_P(EachLevel, KeysOfFewChannels) {
+  ThreadPool pool(2);
+  const AttendParams params{0.2f, 0.0f};
+  for (int dim : {8, 16, 24, 32, 48}) {
+    const RandomHead head(KvType::kF16, KvType::kF16, dim, 64, 700, uint32_t(70 + dim));
+    const auto q = random_floats(6 * dim, 71);
+    for (int64_t rows : {1, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 200, 700}) {
+      const RowRange pieces[] = {{0, rows / 3}, {rows / 3, rows / 2}, {rows / 2, rows}};
+      for (int n_q : {1, 2, 3, 4, 6}) {
+        const std::string what = std::to_string(dim) + " channels, rows " + std::to_string(rows);
+        const auto a = run_attend(head.view, q.data(), n_q, pieces, params, pool);
+        expect_near_ref(a, q.data(), n_q, head.view, pieces, params, what);
+        if (HasFatalFailure()) return;
+        const RowRange all{0, rows};
+        EXPECT_EQ(run_attend(head.view, q.data(), n_q, {&all, 1}, params, pool), a) << what;
+        const auto last = run_attend(head.view, q.data() + (n_q - 1) * dim, 1, {&all, 1}, params, pool);
+        EXPECT_TRUE(std::equal(last.out.begin(), last.out.end(), a.out.end() - 64)) << what;
+        EXPECT_EQ(last.lse[0], a.lse.back()) << what;
+      }
+    }
+  }
+}
+
 // Units of unequal rows share threads by bytes; the bits are those of each unit alone, with empty ranges between too.
 TEST_P(EachLevel, UnequalUnitsSameBits) {
   const AttendParams params{0.125f, 0.0f};
