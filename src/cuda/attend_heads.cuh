@@ -144,10 +144,10 @@ struct HeadSums {
   }
 };
 
-// Words of shared memory, `bytes` of at most kBytes, in the widest words that both allow; kBytes: 4 or a multiple of 8.
+// Words of shared memory, `bytes` of at most kBytes, in the widest words that both allow; kBytes: 4, 8 or a multiple of 16.
 template <int kBytes, class From, int N>
 __device__ __forceinline__ void load_chunks(uint32_t (&to)[N], const From* from, int bytes) {
-  static_assert(4 * N >= kBytes);
+  static_assert(4 * N >= kBytes && (kBytes == 4 || kBytes == 8 || kBytes % 16 == 0));
   if (bytes == kBytes) {
     if constexpr (kBytes % 16 == 0) {
 #pragma unroll

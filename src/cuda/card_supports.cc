@@ -70,7 +70,7 @@ Status card_supports(const LoadedModel& model, const Recipe& recipe) {
     can.index.eight = recipe.index.eight;
     can.index.rotate = recipe.index.rotate;
     can.index.unbiased = recipe.index.unbiased;
-    can.index.coarse = recipe.index.coarse;  // the card scores every block
+    can.index.coarse = recipe.index.coarse;  // of bits the card scores every block
     can.select.all = recipe.select.all;
     can.select.budget = recipe.select.budget;
     can.select.sink = recipe.select.sink;

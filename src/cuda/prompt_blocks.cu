@@ -58,6 +58,7 @@ Status pool_keys(const CardKv& kv, int64_t first, int64_t n, int64_t capacity, h
 
 Status pool_queries(const half_t* q, int heads, int dim, int64_t first, int64_t n, half_t* means,
                     CardStreamHandle stream) {
+  if (n <= 0) return {};
   const dim3 grid(unsigned(prompt_blocks(first, n)), unsigned(heads));
   pool_queries_kernel<<<grid, unsigned(dim), 0, stream>>>(reinterpret_cast<const __half*>(q), first, n,
                                                           reinterpret_cast<__half*>(means));

@@ -22,6 +22,7 @@ TEST(CardLaunch, NoRowsAreNoWork) {
   EXPECT_DONE(card::fill_rows(none, 0, 1, nullptr));
   EXPECT_DONE(card::decode_rows(none, 5, 0, none, nullptr));
   EXPECT_DONE(card::pool_keys(none, 64, 0, 4, nullptr, nullptr));
+  EXPECT_DONE(card::pool_queries(nullptr, 2, 64, 64, 0, nullptr, nullptr));
 }
 
 TEST(CardLaunch, EncodedRowsTakeTilesAsTheyAre) {
