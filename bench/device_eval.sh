@@ -77,8 +77,8 @@ step() {
   code=$?
   echo "$(date -u +%T) $name: exit code $code, $(wc -l <"$work/$name/samples.jsonl") answers"
 }
-# Recipes of one step share the reading. Steps in the order of what docs/results.md lacked on 2026-11-30, then what it had in full,
-# for the time may end before the list.
+# Recipes of one step share the reading. First the steps whose cells docs/results.md lacked before the 27 minutes of 2026-11-30 (at each
+# length the first were done then), at the end what it had in full, for the time may end before the list.
 list8() {
   step "$1" "$2" 25 "$pair,normmass:budget=2048,fastgen,kvzip:keep_ratio=0.25,magicpig,$(budgets h2o $four),$patterns"
   step "$1" "$2" 100 "$pair,magicpig,$(budgets twilight $four),$(budgets vattention $others),$bits"
