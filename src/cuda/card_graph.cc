@@ -250,7 +250,7 @@ Status CardGraph::read_sparsely(const PrefillSpec& spec, int64_t context, int64_
 
 Status CardGraph::begin_rows(int i, const card::CardKv& rows, int64_t start, cudaStream_t stream) {
   if (!sparse_ || !sparse_->applies(i, INT64_MAX)) return {};  // the prompt may be long
-  return sparse_->begin_layer(rows, start, stream);
+  return sparse_->begin_layer(i, rows, start, stream);
 }
 
 Status CardGraph::load_layer(int i, cudaStream_t stream) {
@@ -297,9 +297,12 @@ Status CardGraph::prefill_layer(int i, const card::CardKv& kv, const card::CardK
   a.work = work;
   LONGKV_TRY(card::append_rows(a, stream));
   const card::AttendArgs attend = attend_args(l, work != nullptr ? *work : kv, chunk_.q);
-  LONGKV_TRY(sparse_ && sparse_->applies(i, prompt_end)
-                 ? sparse_->attend(attend, first, n, prompt_end, *gemm_, chunk_.attention, stream)
-                 : card::attend_prompt(attend, first, n, chunk_.attention, stream));
+  if (sparse_ && sparse_->applies(i, prompt_end)) {
+    LONGKV_TRY(sparse_->attend(i, attend, first, n, prompt_end, *gemm_, chunk_.attention, stream));
+  } else {
+    if (sparse_) sparse_->count_dense(attend.window, first, n);
+    LONGKV_TRY(card::attend_prompt(attend, first, n, chunk_.attention, stream));
+  }
   if (l.post_attn_norm == nullptr && l.o_bias == nullptr) {
     LONGKV_TRY(products(l.o, weights_.o, chunk_.attention, n, true, hidden, stream));
   } else {

@@ -42,8 +42,9 @@ class CardGraph {
   Status output(const float* hidden, cudaStream_t stream);
 
   // --- chunks of a prompt
-  // Prompts are read block-sparsely from now on.
+  // Prompts are read sparsely from now on.
   Status read_sparsely(const PrefillSpec& spec, int64_t context, int64_t chunk);
+  CardSparse* sparse() const { return sparse_.get(); }  // nullptr: prompts are read densely
   // Before the chunks of a layer whose rows [0, start) are in `rows` (f16).
   Status begin_rows(int layer, const card::CardKv& rows, int64_t start, cudaStream_t stream);
   // Weights of a layer as halves, for the chunks that follow; they come from memory where they lie there.

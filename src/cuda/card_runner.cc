@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "model/graph.h"
 
 namespace longkv {
@@ -39,7 +40,8 @@ Status CardRunner::allocate_scratch(int64_t reserve) {
   int64_t left = int64_t(free);
   if (memory().cap() > 0) left = std::min(left, memory().cap() - memory().used());
   left = std::max<int64_t>(0, left - reserve - CardGraph::fixed_bytes(*model_, options_.context));
-  chunk_ = options_.chunk > 0 ? options_.chunk : kLargestChunk;
+  chunk_ = options_.chunk > 0 ? options_.chunk
+                              : std::max(kLargestChunk, reads_sparsely() ? options_.recipe.prefill.chunk : 0);
   chunk_ = std::min({chunk_, round_up(options_.context, 64), int64_t(32768)});
   // Weights that come over the bus do so once a span, so nothing is kept back for another sequence.
   const int64_t share = left / (host_layers() > 0 ? 2 : 4);
@@ -176,6 +178,7 @@ Status CardRunner::read(std::span<const int32_t> ids, const PrefillProgress& pro
   const auto n = int64_t(ids.size());
   const int64_t piece = sink ? chunk_ : span_, start = tokens();
   int64_t count = 0;
+  if (graph_->sparse() != nullptr) LONGKV_TRY(graph_->sparse()->begin_prompt(stream_.get()));
   for (int64_t begin = 0; begin < n; begin += count) {
     count = std::min(piece, n - begin);
     LONGKV_TRY(span(ids.subspan(size_t(begin), size_t(count)), start + begin, begin, n, start + n, progress, cancel));
@@ -190,6 +193,10 @@ Status CardRunner::read(std::span<const int32_t> ids, const PrefillProgress& pro
       "logits"));
   LONGKV_TRY(stream_.wait("logits of a prompt"));
   std::memcpy(logits.data(), host_.logits, size_t(c.vocab) * 4);
+  if (graph_->sparse() == nullptr) return {};
+  LONGKV_ASSIGN(const PrefillPairs pairs, graph_->sparse()->pairs(stream_.get()));
+  log_verbose("prompt of {} tokens: {:.2f}% of the attention scores computed", n,
+              100.0 * double(pairs.attended) / double(std::max<int64_t>(1, pairs.causal)));
   return {};
 }
 

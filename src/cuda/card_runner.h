@@ -28,7 +28,7 @@ class CardRunner : public DeviceRunner {
   Status open();
   // Graph and buffers out of the memory that is left, but for `reserve` bytes: a smaller chunk rather than none.
   Status allocate_scratch(int64_t reserve = 0);
-  bool reads_sparsely() const { return options_.recipe.prefill.kind == PrefillKind::kBlockSparse; }
+  bool reads_sparsely() const { return options_.recipe.prefill.kind != PrefillKind::kDense; }
   int64_t sparse_bytes(int64_t chunk) const {
     return reads_sparsely() ? CardSparse::bytes(config(), options_.recipe.prefill, options_.context, chunk) : 0;
   }

@@ -4,49 +4,31 @@
 
 #include <algorithm>
 
-#include "base/checked.h"
-
 namespace longkv {
 
-namespace {
-
-struct Sizes {
-  int64_t key_blocks, query_blocks;                        // of a head
-  int64_t key_means, query_means, scores, blocks, counts;  // bytes, rounded
-  int64_t all() const { return key_means + query_means + scores + blocks + counts; }
-};
-Sizes sizes_of(const ModelConfig& c, const PrefillSpec& spec, int64_t context, int64_t chunk) {
-  Sizes s{};
-  s.key_blocks = round_up(ceil_div(context, card::kPromptBlock), 64);
-  s.query_blocks = chunk / card::kPromptBlock + 2;  // a chunk may begin and end within a block
-  s.key_means = round_up(c.kv_heads * s.key_blocks * c.head_dim_k * 2, 256);
-  s.query_means = round_up(c.heads * s.query_blocks * c.head_dim_k * 2, 256);
-  s.scores = round_up(c.heads * s.query_blocks * s.key_blocks * 4, 256);
-  s.blocks = round_up(c.heads * s.query_blocks * spec.blocks * 4, 256);
-  s.counts = round_up(c.heads * s.query_blocks * 4, 256);
-  return s;
+bool CardSparse::supports(PrefillKind kind) {
+  switch (kind) {
+    case PrefillKind::kAShape:
+    case PrefillKind::kVerticalSlash:
+    case PrefillKind::kBlockSparse:
+    case PrefillKind::kMInference:
+    case PrefillKind::kXAttention: return true;
+    default: return false;
+  }
 }
 
-}  // namespace
-
 int64_t CardSparse::bytes(const ModelConfig& c, const PrefillSpec& spec, int64_t context, int64_t chunk) {
-  return sizes_of(c, spec, context, chunk).all();
+  const CardPatternShape shape{&c, spec, context, chunk};
+  return 256 + (spec.kind == PrefillKind::kXAttention ? card_xattention_bytes(shape) : card_assigned_bytes(shape));
 }
 
 Result<std::unique_ptr<CardSparse>> CardSparse::create(CardMemory& memory, const ModelConfig& config,
                                                        const PrefillSpec& spec, int64_t context, int64_t chunk) {
   std::unique_ptr<CardSparse> sparse(new CardSparse(config, spec));
-  const Sizes s = sizes_of(config, spec, context, chunk);
-  LONGKV_ASSIGN(sparse->memory_, CardBuffer::create(memory, s.all(), "estimates of block-sparse reading"));
-  uint8_t* at = sparse->memory_.data();
-  const auto take = [&](int64_t bytes) { return std::exchange(at, at + bytes); };
-  sparse->capacity_ = s.key_blocks;
-  sparse->key_means_ = reinterpret_cast<card::half_t*>(take(s.key_means));
-  sparse->query_means_ = reinterpret_cast<card::half_t*>(take(s.query_means));
-  sparse->scores_ = reinterpret_cast<float*>(take(s.scores));
-  sparse->lists_.blocks = reinterpret_cast<int32_t*>(take(s.blocks));
-  sparse->lists_.count = reinterpret_cast<int32_t*>(take(s.counts));
-  sparse->lists_.most = spec.blocks;
+  const CardPatternShape shape{&config, spec, context, chunk};
+  LONGKV_ASSIGN(sparse->pattern_, spec.kind == PrefillKind::kXAttention ? make_card_xattention(memory, shape)
+                                                                        : make_card_assigned(memory, shape));
+  LONGKV_ASSIGN(sparse->counted_, CardBuffer::create(memory, 256, "counter of a prompt"));
   return sparse;
 }
 
@@ -55,35 +37,41 @@ bool CardSparse::applies(int layer, int64_t prompt_end) const {
          (config_.window.empty() || config_.window[size_t(layer)] == 0);
 }
 
-Status CardSparse::begin_layer(const card::CardKv& kv, int64_t start, cudaStream_t stream) {
-  return card::pool_keys(kv, 0, start, capacity_, key_means_, stream);
-}
-
-Status CardSparse::attend(const card::AttendArgs& a, int64_t first, int64_t n, int64_t prompt_end, CardGemm& gemm,
-                          card::half_t* out, cudaStream_t stream) {
-  // The estimate also sees the chunk's dense queries, and its keys serve the chunks that follow.
-  LONGKV_TRY(card::pool_keys(a.kv, first, n, capacity_, key_means_, stream));
+Status CardSparse::attend(int layer, const card::AttendArgs& a, int64_t first, int64_t n, int64_t prompt_end,
+                          CardGemm& gemm, card::half_t* out, cudaStream_t stream) {
   const int64_t sparse = std::clamp<int64_t>(prompt_end - spec_.last - first, 0, n);
   const int64_t row = int64_t(a.heads) * a.kv.dim;
   if (sparse > 0) {
-    LONGKV_TRY(card::pool_queries(a.q, a.heads, a.kv.dim, first, n, query_means_, stream));
-    card::PromptLists lists = lists_;
-    lists.query_blocks = card::prompt_blocks(first, n);
-    // Products of whole sets of 64 blocks: fewer shapes to choose an algorithm for. What lies past the end is not read.
-    const int64_t blocks = std::min(capacity_, round_up(ceil_div(first + n, card::kPromptBlock), 64));
-    const int64_t rows = a.heads / a.kv.kv_heads * lists.query_blocks;
-    for (int h = 0; h < a.kv.kv_heads; ++h) {
-      LONGKV_TRY(gemm.run(query_means_ + h * rows * a.kv.dim, key_means_ + h * capacity_ * a.kv.dim, rows, blocks,
-                          a.kv.dim, false, scores_ + h * rows * capacity_, capacity_, stream));
-    }
-    LONGKV_TRY(card::choose_prompt_blocks(scores_, capacity_, a.heads, first, lists, stream));
-    // Query blocks are counted as in the whole chunk; those of the sparse part are the first.
-    LONGKV_TRY(card::attend_prompt_listed(a, lists, first, sparse, out, stream));
+    // The estimate also sees the chunk's dense queries: they follow the sparse ones most closely.
+    LONGKV_TRY(pattern_->attend(layer, {a, first, n, sparse, out, counted_.as<unsigned long long>()}, gemm, stream));
+    pairs_.causal += a.heads * (sparse * first + sparse * (sparse + 1) / 2);
   }
   if (sparse == n) return {};
+  count_dense(0, first + sparse, n - sparse);
   card::AttendArgs rest = a;
   rest.q += sparse * row;
   return card::attend_prompt(rest, first + sparse, n - sparse, out + sparse * row, stream);
+}
+
+Status CardSparse::begin_prompt(cudaStream_t stream) {
+  pairs_ = {};
+  return cuda_status(cudaMemsetAsync(counted_.data(), 0, sizeof(unsigned long long), stream), "counter of a prompt");
+}
+
+void CardSparse::count_dense(int64_t window, int64_t first, int64_t n) {
+  // Rows before `edge` see all before them, the others `window`.
+  const int64_t edge = window > 0 ? std::clamp(window - 1, first, first + n) : first + n, all = edge - first;
+  const int64_t pairs = config_.heads * (all * first + all * (all + 1) / 2 + (first + n - edge) * window);
+  pairs_.attended += pairs;
+  pairs_.causal += pairs;
+}
+
+Result<PrefillPairs> CardSparse::pairs(cudaStream_t stream) {
+  unsigned long long counted = 0;
+  LONGKV_TRY(cuda_status(cudaMemcpyAsync(&counted, counted_.data(), sizeof(counted), cudaMemcpyDeviceToHost, stream),
+                         "counter of a prompt"));
+  LONGKV_TRY(cuda_status(cudaStreamSynchronize(stream), "counter of a prompt"));
+  return PrefillPairs{pairs_.attended + int64_t(counted), pairs_.causal};
 }
 
 }  // namespace longkv

@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "cuda/card_index.h"
 #include "cuda/card_old.h"
+#include "cuda/card_sparse.h"
 #include "kv/store_spec.h"
 
 namespace longkv {
@@ -85,14 +86,14 @@ Status card_supports(const LoadedModel& model, const Recipe& recipe) {
       can.select.p = recipe.select.p;
     }
   }
-  if (recipe.prefill.kind == PrefillKind::kBlockSparse && recipe.store.k != KvType::kBf16) can.prefill = recipe.prefill;
+  if (CardSparse::supports(recipe.prefill.kind) && recipe.store.k != KvType::kBf16) can.prefill = recipe.prefill;
   if (recipe == can) return {};
   return fail(
       Code::kUnsupported,
       "the recipe {}; with its KV on the card, longkv has full attention and select=topk over blocks of a multiple of "
       "16: index=minmax or mean (aggregate sum or max), as in quest, and index=bits (one bit, aggregate softmax), as "
       "in onebit, also select=topp over their tokens with refine=exact (twilight:refine=exact); prompts are read "
-      "densely or block_sparse (rows of types other than bf16)",
+      "densely or, with rows of types other than bf16, by any pattern but flex",
       recipe.canonical());
 }
 

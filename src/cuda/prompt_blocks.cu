@@ -30,12 +30,13 @@ __global__ void pool_queries_kernel(const __half* q, int64_t first, int64_t n, _
 
 // A block of threads a list.
 __global__ void __launch_bounds__(kChooseThreads)
-    choose_kernel(const float* scores, int64_t stride, int64_t first_block, PromptLists lists) {
+    choose_kernel(const float* scores, int64_t stride, int64_t first_block, PromptLists lists, const int32_t* sizes) {
   __shared__ ChooseScratch scratch;
-  const int64_t list = blockIdx.y * lists.query_blocks + blockIdx.x, own = first_block + blockIdx.x;
+  const int64_t head = lists.heads.ids != nullptr ? lists.heads.ids[blockIdx.y] : int(blockIdx.y);
+  const int64_t list = head * lists.query_blocks + blockIdx.x, own = first_block + blockIdx.x;
   const float* from = scores + list * stride;
   int32_t* out = lists.blocks + list * lists.most;
-  const auto wanted = int(min(lists.most, own + 1));
+  const auto wanted = int(min(sizes != nullptr ? int64_t(sizes[head]) : lists.most, own + 1));
   const auto keys_of = [&](int64_t b, uint32_t(&keys)[kChooseRun]) {
     load_keys(from, stride, b, own + 1, keys);
 #pragma unroll
@@ -66,9 +67,9 @@ Status pool_queries(const half_t* q, int heads, int dim, int64_t first, int64_t 
 }
 
 Status choose_prompt_blocks(const float* scores, int64_t stride, int heads, int64_t first, const PromptLists& lists,
-                            CardStreamHandle stream) {
-  const dim3 grid(unsigned(lists.query_blocks), unsigned(heads));
-  choose_kernel<<<grid, kChooseThreads, 0, stream>>>(scores, stride, first / kPromptBlock, lists);
+                            const int32_t* sizes, CardStreamHandle stream) {
+  const dim3 grid(unsigned(lists.query_blocks), unsigned(lists.heads.ids != nullptr ? lists.heads.count : heads));
+  choose_kernel<<<grid, kChooseThreads, 0, stream>>>(scores, stride, first / kPromptBlock, lists, sizes);
   return launched("choose_prompt_blocks");
 }
 

@@ -31,7 +31,8 @@ TEST(CardPromptBlocks, BestBlocksAscendingWithTheirOwn) {
     for (float& v : values) v = std::round(v * 4) / 4 + 0.0f;  // many are equal: the first blocks win
     const OnCard scores = OnCard::of(values), list(heads * query_blocks * most * 4), count(heads * query_blocks * 4);
     ASSERT_DONE(card::choose_prompt_blocks(scores.as<float>(), stride, heads, first,
-                                           {list.as<int32_t>(), count.as<int32_t>(), query_blocks, most}, nullptr));
+                                           {list.as<int32_t>(), count.as<int32_t>(), query_blocks, most}, nullptr,
+                                           nullptr));
     const auto got = list.read<int32_t>(heads * query_blocks * most);
     const auto counts = count.read<int32_t>(heads * query_blocks);
     for (int64_t l = 0; l < heads * query_blocks; ++l) {
@@ -113,7 +114,7 @@ TEST(CardPromptBlocks, MeansAndAttentionAsInDouble) {
     const auto scale = float(1 / std::sqrt(double(c.dim)));
     const card::AttendArgs a{q.as<card::half_t>(), c.heads, kv, scale, 0.0f, 0};
     ASSERT_DONE(card::attend_prompt_listed(a, {list.as<int32_t>(), count.as<int32_t>(), query_blocks, most}, c.first,
-                                           sparse, out.as<card::half_t>(), nullptr));
+                                           sparse, out.as<card::half_t>(), nullptr, nullptr));
     const auto got = out.read<uint16_t>(n * c.heads * c.dim);
     for (int64_t t = 0; t < sparse; t += 13) {
       const int64_t position = c.first + t;
