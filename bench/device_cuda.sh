@@ -2,13 +2,13 @@
 # Tests and times the CUDA part on a machine with a card. The programs and their shared libraries lie in one directory,
 # as for bench/device.sh. Every step has a time limit of its own.
 #   bench/device_cuda.sh DIRECTORY [RESULTS] [STEP...]
-# Steps: test sanitize scan attend decode kinds encoded prefill layers disk hybrid hybrid-prefill hybrid1m locality layer1m learn
+# Steps: test sanitize scan attend decode kinds encoded prefill sparse layers disk hybrid hybrid-prefill hybrid1m locality layer1m learn
 # (default: all but sanitize).
 set -u
 dir=$(cd "$1" && pwd)
 out=${2:-$dir}
 shift 2 2>/dev/null || shift $#
-steps=${*:-test scan attend decode kinds encoded prefill layers disk hybrid hybrid-prefill hybrid1m locality layer1m learn}
+steps=${*:-test scan attend decode kinds encoded prefill sparse layers disk hybrid hybrid-prefill hybrid1m locality layer1m learn}
 export LD_LIBRARY_PATH="$dir/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 cublas=$(find / -name libcublasLt.so.13 -not -path '/proc/*' 2>/dev/null | head -1)
 LD_LIBRARY_PATH="$LD_LIBRARY_PATH:$(dirname "$cublas")"
@@ -52,7 +52,7 @@ for step in $steps; do
   case $step in
     test) in_parts 4 timeout 200 "$dir/test_cuda" --gtest_brief=1 ;;
     sanitize)
-      filter='CardHot.*:CardSelect.*:CardRow.*:CardAttention.Stored*:CardChunk.*:CardAttention.OneToken*:CardOld.*:CardBits.*'
+      filter='CardHot.*:CardSelect.*:CardRow.*:CardAttention.Stored*:CardChunk.*:CardAttention.OneToken*:CardOld.*:CardBits.*:CardPromptLines.*:CardPromptShares.Shares*:CardPromptBlocks.Means*:CardPromptSparse.Windows*'
       for tool in memcheck racecheck; do
         in_parts 4 timeout 240 compute-sanitizer --tool $tool --error-exitcode 9 "$dir/test_cuda" --gtest_brief=1 \
           --gtest_filter="$filter:-CardOld.Small*"
@@ -96,6 +96,12 @@ for step in $steps; do
       make_model
       bench 60 "$model" -p 512,2048,32K -n 0 -r 2
       bench 60 "$model" -p 128K -n 0 -r 1 --no-warmup
+      ;;
+    sparse)  # prompts of 128K by every pattern; -v prints the share of scores that was computed
+      make_model
+      for kv in full xattention minference "prefill=block_sparse(blocks=100)" a_shape; do
+        bench 60 "$model" -v -p 128K -n 0 -r 1 --no-warmup --kv "$kv"
+      done
       ;;
     hybrid)
       make_model

@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "cuda/card_runner.h"
+#include "cuda/card_sparse.h"
 #include "cuda/prompt_landing.h"
 
 namespace longkv {
@@ -16,10 +17,13 @@ Status card_supports_host_kv(const LoadedModel& model, const Recipe& recipe) {
   const ModelConfig& c = model.config();
   if (c.head_dim_k != c.head_dim_v || !card::card_kv_supports(KvType::kF16, c.head_dim_k))
     return fail(Code::kUnsupported, "heads of {} channels; the card has kernels for 64, 96, 128 and 256", c.head_dim_k);
-  if (recipe.prefill.kind != PrefillKind::kDense || recipe.keep.evicts()) {
-    return fail(Code::kUnsupported,
-                "the recipe {}; on the card prompts are read with full attention and all of their rows stay",
-                recipe.canonical());
+  if (recipe.keep.evicts() ||
+      (recipe.prefill.kind != PrefillKind::kDense && !CardSparse::supports(recipe.prefill.kind))) {
+    return fail(
+        Code::kUnsupported,
+        "the recipe {}; on the card prompts are read with full attention or by any pattern but flex, and all of "
+        "their rows stay",
+        recipe.canonical());
   }
   return {};
 }
@@ -51,7 +55,8 @@ class CardHostSession final : public CardRunner {
 
  private:
   Status begin_layer(int layer, int64_t start) override {
-    return landing_->begin_layer(layer, start, work_, stream_.get());
+    LONGKV_TRY(landing_->begin_layer(layer, start, work_, stream_.get()));
+    return graph_->begin_rows(layer, work_, start, stream_.get());
   }
   Status chunk_layer(int layer, float* hidden, int64_t first, int64_t n, int64_t end) override {
     return landing_->chunk_layer(*graph_, layer, work_, hidden, first, n, end, stream_.get());
