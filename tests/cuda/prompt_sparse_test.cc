@@ -134,13 +134,13 @@ TEST(CardPromptSparse, WindowsAsOnTheCpu) {
 TEST(CardPromptSparse, LinesAsOnTheCpu) {
   LONGKV_NEED_CARD();
   for (const Shape& c : kShapes)
-    compare("prefill=vertical_slash(columns=60,diagonals=120,threshold=0,last=33,dense_layers=0)", c, 0.1, 0.01);
+    compare("prefill=vertical_slash(columns=60,diagonals=120,threshold=0,last=33,dense_layers=0)", c, 0.02, 0.002);
 }
 
 TEST(CardPromptSparse, BlocksAsOnTheCpu) {
   LONGKV_NEED_CARD();
   for (const Shape& c : kShapes)
-    compare("prefill=block_sparse(blocks=5,threshold=0,last=33,dense_layers=0)", c, 0.1, 0.01);
+    compare("prefill=block_sparse(blocks=5,threshold=0,last=33,dense_layers=0)", c, 0.02, 0.002);
 }
 
 TEST(CardPromptSparse, SharesAsOnTheCpu) {
@@ -148,7 +148,7 @@ TEST(CardPromptSparse, SharesAsOnTheCpu) {
   for (const Shape& c : kShapes) {
     for (const char* more : {"tau=60%,sink=128,min_blocks=1,stride=16", "tau=80%,sink=0,min_blocks=2,stride=8",
                              "tau=50%,sink=200,min_blocks=3,stride=16,heads=kv"}) {
-      compare(std::string("prefill=xattention(threshold=0,last=33,dense_layers=0,") + more + ")", c, 0.1, 0.02);
+      compare(std::string("prefill=xattention(threshold=0,last=33,dense_layers=0,") + more + ")", c, 0.02, 0.002);
     }
   }
 }
@@ -206,8 +206,8 @@ TEST(CardPromptSparse, ModelsReadAsOnTheCpu) {
                 few.c_str(), kl(cpu, sparse), kl(dense, sparse), kl(sparse, quantised), kl(sparse, hybrid),
                 kl(sparse, hosted));
     EXPECT_GT(kl(dense, sparse), 0.0) << few;
-    EXPECT_LT(kl(cpu, sparse), 0.02) << few;
-    EXPECT_LT(kl(sparse, quantised), 0.02) << few;
+    EXPECT_LT(kl(cpu, sparse), 1e-5) << few;
+    EXPECT_LT(kl(sparse, quantised), 1e-4) << few;
     EXPECT_LT(kl(sparse, hybrid), 1e-4) << few;
     EXPECT_LT(kl(sparse, hosted), 1e-4) << few;
   }
