@@ -6,6 +6,7 @@
 // columns and diagonals name, gathered as they are met.
 #include <climits>
 
+#include "cuda/async.cuh"
 #include "cuda/kv.h"
 #include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
@@ -18,18 +19,10 @@ namespace {
 
 constexpr int kWarps = 4;
 
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
 // 16 bytes from memory to shared memory, zeros when `there` is false.
 __device__ __forceinline__ void copy16(uint32_t to, const void* from, bool there) {
   const int bytes = there ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
-}
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;"); }
-template <int kPending>
-__device__ __forceinline__ void copies_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending));
 }
 __device__ __forceinline__ void load_matrices(uint32_t r[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -177,7 +170,7 @@ __global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p
   constexpr int kKeyTiles = kBlockK / 8, kChannelTiles = kDim / 8;
   const Value* const tag = nullptr;
   extern __shared__ __align__(128) uint8_t shared[];
-  const uint32_t q_tile = shared_address(shared);
+  const uint32_t q_tile = shared_place(shared);
   const uint32_t k_tile = q_tile + kBlockQ * kDim * 2;
   const uint32_t v_tile = k_tile + kBlockK * kDim * 2;
 
@@ -233,7 +226,7 @@ __global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p
                                     int64_t(p.a.heads) * kDim * 2, q_first, p.n);
   const int first_key = kListed ? next_key(0, 0) : kLines ? 0 : key_begin;
   load_rows(k_tile, keys, first_key);
-  copies_commit();
+  commit_copies();
 
   float out[kTiles][kChannelTiles][4] = {};
   float top[kTiles][2], sum[kTiles][2];
@@ -248,14 +241,14 @@ __global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p
   const auto end = [&] { return kLines ? line.held : key_end; };
   int tile = 0;
   for (int key = first_key; key < end(); key = next_key(key, ++tile)) {
-    copies_wait<0>();
+    await_copies<0>();
     __syncthreads();
     if constexpr (kLines) {
       key = line.fill(key, 2 * kBlockK);
       line_rows += min(kBlockK, line.held - key);
     }
     load_rows(v_tile, values, key);
-    copies_commit();
+    commit_copies();
 
     // A fragment is on its way while products take the one before it.
     float s[kTiles][kKeyTiles][4] = {};
@@ -348,11 +341,11 @@ __global__ void __launch_bounds__(kWarps * 32) attend_prompt_kernel(PromptArgs p
       }
     }
 
-    copies_wait<0>();
+    await_copies<0>();
     __syncthreads();
     const int next = next_key(key, tile + 1);
     if (next < end()) load_rows(k_tile, keys, next);
-    copies_commit();
+    commit_copies();
 
     const auto load_value = [&](int i, uint32_t(&to)[4]) {
       constexpr int kPairs = kChannelTiles / 2;
