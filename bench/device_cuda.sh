@@ -2,13 +2,14 @@
 # Tests and times the CUDA part on a machine with a card. The programs and their shared libraries lie in one directory,
 # as for bench/device.sh. Every step has a time limit of its own.
 #   bench/device_cuda.sh DIRECTORY [RESULTS] [STEP...]
-# Steps: test sanitize scan attend decode kinds encoded prefill sparse layers disk hybrid hybrid-prefill hybrid1m locality layer1m learn
-# (default: all but sanitize).
+# Steps: test sanitize scan attend decode kinds encoded kept prefill sparse layers disk hybrid hybrid-prefill hybrid1m locality
+# layer1m learn (default: all but sanitize); aims-1m aims-decode aims-hybrid aims-memory aims-prompt aims-prompt-1m (the figures that are
+# aimed at, each with what llama.cpp gave on such a machine; 7 minutes in all).
 set -u
 dir=$(cd "$1" && pwd)
 out=${2:-$dir}
 shift 2 2>/dev/null || shift $#
-steps=${*:-test scan attend decode kinds encoded prefill sparse layers disk hybrid hybrid-prefill hybrid1m locality layer1m learn}
+steps=${*:-test scan attend decode kinds encoded kept prefill sparse layers disk hybrid hybrid-prefill hybrid1m locality layer1m learn}
 export LD_LIBRARY_PATH="$dir/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 cublas=$(find / -name libcublasLt.so.13 -not -path '/proc/*' 2>/dev/null | head -1)
 LD_LIBRARY_PATH="$LD_LIBRARY_PATH:$(dirname "$cublas")"
@@ -20,12 +21,19 @@ nvidia-smi --query-gpu=name,driver_version,memory.free --format=csv,noheader
 failed=0
 shape=llama-3.1-8b
 model=/dev/shm/synthetic-$shape.gguf
-make_model() { [ -s "$model" ] || "$dir/synthetic_model" $shape "$model" q4_0; }
+# Of all layers, or of the first so many; calls side by side make it once.
+make_model() {
+  local file=$model${1:+.$1}
+  (
+    flock 9
+    [ -s "$file" ] || { "$dir/synthetic_model" $shape "$file.part" q4_0 "$@" && mv "$file.part" "$file"; }
+  ) 9>"$file.lock"
+}
 # limit of seconds, then arguments of bench; the largest use of the card that nvidia-smi saw meanwhile stands below.
 bench() {
   local limit=$1 file=$2
   shift 2
-  nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits -lms 200 >"$out/vram.txt" 2>/dev/null &
+  nvidia-smi -i "${CUDA_VISIBLE_DEVICES:-0}" --query-gpu=memory.used --format=csv,noheader,nounits -lms 200 >"$out/vram.txt" 2>/dev/null &
   local watch=$!
   SECONDS=0
   timeout "$limit" "$dir/longkv" bench -m "$file" -t 16 $([[ " $* " == *" -ngl "* ]] || echo -ngl all) "$@" || { failed=1; echo "FAILED: bench $*"; }
@@ -47,6 +55,8 @@ in_parts() {
 }
 # Block-sparse recipes whose layers all choose; boxes in bytes.
 choose() { echo "index=minmax(block=16,summary=q8${3:-}) + select=topk(budget=$1,sink=16,local=64) + store=$2"; }
+aim() { echo "-- aim: $*"; }
+flat="index=bits(block=16,coarse=1) + select=topk(budget=4096,sink=16,local=64,aggregate=softmax) + store=q8_0"
 for step in $steps; do
   echo "== $step, $(date -u +%T)"
   case $step in
@@ -86,6 +96,11 @@ for step in $steps; do
         bench 90 "$model" $options -p 4096,16384 -n 16 -d 0 -r 1
       done
       bench 60 "$model" -ngl 0 -p 512 -n 16 -d 0 -r 1
+      ;;
+    kept)  # rows that keep stages leave
+      make_model
+      bench 80 "$model" -p 0 -n 64 -d 16K -r 1 --fill random --kv "snapkv:budget=4096,adakv:budget=4096,normmass:budget=4096"
+      bench 80 "$model" -p 16K -n 64 -d 0 -r 1 --kv "snapkv:budget=4096"
       ;;
     disk)
       make_model
@@ -135,15 +150,60 @@ for step in $steps; do
       ;;
     layer1m)  # one layer of the shape, and two read sparsely: their difference is a layer without embeddings
       for layers in 1 2; do
-        [ -s "$model.$layers" ] || "$dir/synthetic_model" $shape "$model.$layers" q4_0 $layers
+        make_model $layers
         bench 60 "$model.$layers" -p 1M -n 0 -r 1 --no-warmup --kv-place hybrid --vram 23G \
           --kv "prefill=block_sparse(blocks=820,dense_layers=0) + $(choose 16384 q8_0)"
       done
       bench 90 "$model.1" -p 1M -n 0 -r 1 --no-warmup --kv "$(choose 16384 q8_0)" --kv-place hybrid --vram 23G
       ;;
+    aims-1m)
+      make_model
+      aim "one-bit index at 1M 2 ms a step"
+      timeout 60 "$dir/card_scan" || failed=1
+      aim "1M hybrid in 23G (24 GiB card), budget 16K and 4K: 60 and 100 tokens/s (KTransformers 16.9); over 16K 1.3 times the time or less"
+      bench 160 "$model" -p 0 -n 64 -d 16K,1M -r 2 --fill random --kv "$(choose 4096 q8_0 ,coarse=16)" --kv-place hybrid --vram 23G
+      bench 160 "$model" -p 0 -n 64 -d 1M -r 2 --fill random --kv "$(choose 16384 q8_0)" --kv-place hybrid --vram 23G
+      aim "one-bit keys, rows on the card"
+      bench 90 "$model" -p 0 -n 64 -d 16K,1M -r 2 --fill random --kv "$flat"
+      ;;
+    aims-decode)
+      make_model
+      aim "empty 460 tokens/s (llama.cpp 307); dense 128K 147 (91.9), 512K 46.7 (29.2)"
+      bench 90 "$model" -p 0 -n 64 -d 0,128K,512K -r 2 --fill random
+      aim "q8_0 and fp8 faster than f16 (llama.cpp 49.8 in q8_0); quest with 4K within 15% of the empty cache"
+      for type in q8_0 fp8; do bench 60 "$model" -p 0 -n 64 -d 128K -r 2 --fill random -ctk $type -ctv $type; done
+      bench 60 "$model" -p 0 -n 64 -d 128K -r 2 --fill random --kv "quest:budget=4096,onebit:budget=4096"
+      ;;
+    aims-hybrid)
+      make_model
+      aim "128K in 12G, f16, budget 16K: 100 tokens/s (KTransformers 27.5)"
+      bench 90 "$model" -p 0 -n 64 -d 128K -r 2 --fill random --kv "$(choose 16384 f16)" --kv-place hybrid --vram 12G
+      ;;
+    aims-memory)  # ktransformers' index is the CPU's
+      make_model
+      aim "128K in memory: dense 1.84 tokens/s (llama.cpp 0.46), budget 16K 18.4"
+      bench 90 "$model" -p 0 -n 12 -d 128K -r 1 --fill random --kv-place cpu --kv "full,$(choose 16384 f16),ktransformers:budget=8320"
+      ;;
+    aims-prompt)
+      make_model
+      aim "128K dense 16 s (llama.cpp 27.0); copies that are not hidden 5% or less of the same prompt without any"
+      bench 60 "$model" -p 128K -n 0 -r 1 --no-warmup --kv "$(choose 16384 q8_0)"
+      bench 60 "$model" -p 128K -n 0 -r 1 --no-warmup --kv "$(choose 16384 q8_0)" --kv-place hybrid --vram 12G
+      bench 60 "$model" -p 128K -n 0 -r 1 --no-warmup
+      ;;
+    aims-prompt-1m)  # layers alike, so that the difference of one and two is what 32 take
+      for layers in 1 2; do
+        make_model $layers
+        aim "1M block-sparse, a tenth of the scores: 120 s for 32 layers, 3.75 s each"
+        bench 60 "$model.$layers" -p 1M -n 0 -r 1 --no-warmup --kv-place hybrid --vram 23G \
+          --kv "prefill=block_sparse(blocks=820,dense_layers=0) + $(choose 16384 q8_0)"
+      done
+      aim "1M dense: 650 s for 32 layers, 20.3 s each"
+      bench 90 "$model.1" -p 1M -n 0 -r 1 --no-warmup --kv-place hybrid --vram 23G --kv "$(choose 16384 q8_0)"
+      ;;
     learn)  # masks and gates, on the card and on all cores
       small=models/needle-10m-128k-f16.gguf
-      [ -s "$model.4" ] || "$dir/synthetic_model" $shape "$model.4" q4_0 4
+      make_model 4
       cat docs/*.md >"$out/text.txt"
       learn() { rm -f "$out/learned"*; SECONDS=0; timeout 90 "$dir/longkv" train "$@" -o "$out/learned.gguf" -t 16 2>&1 | tail -7 || failed=1; echo "   $SECONDS s"; }
       for card in all 0; do
