@@ -95,7 +95,8 @@ CardPlanRequest request_for(const Opened& opened, int64_t context, int64_t cap, 
   q.recipe = opened.recipe;
   q.context = context;
   q.chunk = opened.card_chunk;
-  q.rows = rows_of(opened.card_kv, opened.card_hybrid);
+  // Recipes that evict hold their rows in memory, and few on the card.
+  q.rows = rows_of(opened.card_kv && !opened.recipe.keep.evicts(), opened.card_hybrid);
   q.budget = cap;
   if (card != nullptr) {
     const int64_t free = std::max<int64_t>(0, card->free_bytes - kSpare);
@@ -129,6 +130,11 @@ Status load_card(const ModelOptions& o, int asked, int64_t cap, const CudaCard& 
   if (asked < 0 && !plan.fits()) {
     return fail(Code::kOutOfMemory, "{} of VRAM are too few for {} tokens with even one layer at a time: {} are needed",
                 format_bytes(plan.budget), q.context, format_bytes(plan.total()));
+  }
+  if (plan.in_memory() > 0 && opened.card_kv && opened.recipe.keep.evicts()) {
+    return fail(Code::kUnsupported,
+                "the recipe {} drops or merges rows; a card decodes it with all layers there, {} fit",
+                opened.recipe.canonical(), plan.on_card);
   }
   if (plan.in_memory() > 0) LONGKV_TRY(check_memory(plan, all, opened.card_kv));
   auto loaded = CardModel::load(opened.model, {card.index, cap, plan.in_memory()});

@@ -227,7 +227,7 @@ Status check_memory(const Opened& opened, const std::vector<BenchTest>& tests) {
 Status run_tests(const BenchOptions& o, const ModelOptions& m, const std::vector<BenchTest>& tests,
                  const std::atomic<bool>* cancel, double& bandwidth, RowPrinter& printer) {
   LONGKV_ASSIGN(const Opened opened, open_model(m));
-  if (!opened.card || !opened.card_kv) LONGKV_TRY(check_memory(opened, tests));
+  if (opened.rows_in_memory()) LONGKV_TRY(check_memory(opened, tests));
   if (bandwidth == 0) bandwidth = read_bandwidth(*opened.pool);
   BenchRunner runner(opened, o, cancel);
   for (const BenchTest& test : tests) {

@@ -295,7 +295,7 @@ Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
     return fail(Code::kInvalidArgument, "this shows what the CPU needs; leave -ngl, --device and --kv-place out");
   }
   if (!o.vram.empty() && !opened.card && !o.plans_card) LONGKV_TRY(notice("--vram is ignored: the CPU runs this"));
-  if (must_fit && !(opened.card && opened.card_kv)) LONGKV_TRY(check_plan(plan));
+  if (must_fit && opened.rows_in_memory()) LONGKV_TRY(check_plan(plan));
   // What the CPU decodes.
   const int layers_here = opened.card && (opened.card_decodes || o.learn_chunk > 0) ? opened.card->host_layers() : -1;
   if (must_fit && layers_here != 0 && opened.products != ProductType::kF32 && !o.no_repack) {

@@ -78,6 +78,8 @@ struct Opened {
   int64_t card_chunk = 0;           // 0: as memory and speed suggest
   std::string kv_dir;               // of a cache on disk; empty: in memory
   int64_t disk_bytes = 0;           // free there
+  // Rows of all tokens lie in memory, whether or not the card has some too.
+  bool rows_in_memory() const { return !card || !card_kv || recipe.keep.evicts(); }
 };
 // What the command line says holds against a --kv-config file, with a notice; everything else comes from the file.
 // Refuses a context that does not fit into memory, unless `must_fit` is false; without -c it is the largest that fits.

@@ -51,11 +51,13 @@ struct Fp8 {
 template <class Type, int kDim>
 constexpr int kWarpsOf = kDim <= 128 ? Type::kWarps : kTokenWarps;
 
-// kRing: some rows lie elsewhere (cuda/old.h).
-template <class Type, int kDim, bool kRing>
+// kRing: some rows lie elsewhere (cuda/old.h). kBiased: scores have a bias by row.
+enum class Rows { kPlain, kRing, kBiased };
+template <class Type, int kDim, Rows kRows>
 __global__ void __launch_bounds__(kWarpsOf<Type, kDim> * 32, kWarpsOf<Type, kDim> > kTokenWarps ? 2 : 1)
     attend_token_kernel(TokenArgs p) {
   using Value = typename Type::Value;
+  constexpr bool kRing = kRows == Rows::kRing, kBiased = kRows == Rows::kBiased;
   constexpr int kWarps = kWarpsOf<Type, kDim>;
   constexpr int kChunks = kDim / 32;  // 16-byte chunks of a K row that a lane loads
   constexpr bool kRuns = Type::kRuns && kDim % 64 == 0;
@@ -145,6 +147,12 @@ __global__ void __launch_bounds__(kWarpsOf<Type, kDim> * 32, kWarpsOf<Type, kDim
         of_v[i / 2][i % 2] = kv.v_scale[row];
       }
     }
+    float bias[2][2];  // of the same rows
+    if constexpr (kBiased) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        bias[i / 2][i % 2] = kv.bias[head_row + min(first + 8 * (i / 2) + 2 * c + i % 2, last)];
+    }
     float s[2][4] = {};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -164,6 +172,7 @@ __global__ void __launch_bounds__(kWarpsOf<Type, kDim> * 32, kWarpsOf<Type, kDim
         float x = s[h][e] * p.a.scale;
         if constexpr (Type::kRowScales) x *= bfloat_of(of_k[h][e % 2]) * 256.0f;
         if (p.a.softcap > 0.0f) x = p.a.softcap * tanhf(x / p.a.softcap);
+        if constexpr (kBiased) x += bias[h][e % 2];
         const bool seen = row < end && row >= begin && (marks >> (8 * h + 2 * c + e % 2) & 1);
         s[h][e] = seen ? x * kLog2E : kMinusInfinity;
       }
@@ -232,12 +241,12 @@ __global__ void __launch_bounds__(kMergeWarps * 32)
   store_group(v, group, groups, lane, out);
 }
 
-template <class Type, bool kRing = false>
+template <class Type, Rows kRows = Rows::kPlain>
 Status run(const TokenArgs& p, CardStreamHandle stream) {
   const int group = p.a.heads / p.a.kv.kv_heads;
   const dim3 grid(unsigned(p.scratch.splits), unsigned(p.a.kv.kv_heads), unsigned((group + kTile - 1) / kTile));
   const auto launch = [&]<int kDim>(std::integral_constant<int, kDim>) {
-    return launch_close("attend_token", attend_token_kernel<Type, kDim, kRing>, grid, kWarpsOf<Type, kDim> * 32, stream,
+    return launch_close("attend_token", attend_token_kernel<Type, kDim, kRows>, grid, kWarpsOf<Type, kDim> * 32, stream,
                         p);
   };
   switch (p.a.kv.dim) {
@@ -254,7 +263,17 @@ Status run(const TokenArgs& p, CardStreamHandle stream) {
 Status attend_token(const AttendArgs& a, const TileList& list, const int64_t* position, const DecodeScratch& scratch,
                     CardStreamHandle stream) {
   const TokenArgs p{a, list, position, scratch};
-  if (a.kv.ring > 0) return run<Half, true>(p, stream);
+  if (a.kv.bias != nullptr) {
+    if (a.kv.ring > 0) return Status(Code::kInternal, "attend_token: biases of rows in a ring");
+    switch (a.kv.type) {
+      case KvType::kF16: return run<Half, Rows::kBiased>(p, stream);
+      case KvType::kBf16: return run<Bfloat, Rows::kBiased>(p, stream);
+      case KvType::kQ4_0: return run<Quant4, Rows::kBiased>(p, stream);
+      case KvType::kFp8: return run<Fp8, Rows::kBiased>(p, stream);
+      default: return run<Quant8, Rows::kBiased>(p, stream);
+    }
+  }
+  if (a.kv.ring > 0) return run<Half, Rows::kRing>(p, stream);
   if (attends_quant(a.kv)) return attend_quant(p, stream);
   if (a.kv.type == KvType::kF16) return run<Half>(p, stream);
   if (a.kv.type == KvType::kBf16) return run<Bfloat>(p, stream);

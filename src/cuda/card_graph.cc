@@ -84,7 +84,7 @@ Status CardGraph::allocate(int64_t context, int64_t chunk) {
   token(Carver(token_memory_.data()));
 
   const auto chunks = [&](Carver carve) {
-    chunk_.first = carve.take<int64_t>(1);
+    chunk_.first = carve.take<int64_t>(2);
     chunk_.qkv = carve.take<float>(chunk * width);
     chunk_.gate_up = carve.take<float>(chunk * 2 * c.ff_dim);
     chunk_.proj = carve.take<float>(chunk * c.dim);
@@ -159,7 +159,7 @@ Status CardGraph::begin_token(cudaStream_t stream) {
 }
 
 Status CardGraph::qkv_token(int i, const card::CardKv& kv, cudaStream_t stream, const card::BlockStore& store,
-                            const int32_t* slot_of) {
+                            const int32_t* slot_of, const int64_t* row_at) {
   const CardLayer& l = layer(i);
   const ModelConfig& c = config();
   const card::CardRow row = card::CardRow::at(reinterpret_cast<uint8_t*>(token_.row.f), c.dim);
@@ -169,18 +169,20 @@ Status CardGraph::qkv_token(int i, const card::CardKv& kv, cudaStream_t stream, 
   a.qkv = token_.qkv;
   a.n = 1;
   a.angles = l.window_rope ? token_.angles_window : token_.angles;
-  a.first = token_.position;
+  a.first = row_at != nullptr ? row_at : token_.position;
   a.q = token_.q;
   a.store = store;
   a.slot_of = slot_of;
   return card::append_rows(a, stream);
 }
 
-Status CardGraph::attend_token(int i, const card::CardKv& kv, const card::TileList& list, cudaStream_t stream) {
+Status CardGraph::attend_token(int i, const card::CardKv& kv, const card::TileList& list, cudaStream_t stream,
+                               const int64_t* row_at) {
   const ModelConfig& c = config();
   const card::CardRow row =
       card::CardRow::at(reinterpret_cast<uint8_t*>(token_.row.f), int64_t(c.heads) * c.head_dim_k);
-  LONGKV_TRY(card::attend_token(attend_args(layer(i), kv, token_.q), list, token_.position, token_.scratch, stream));
+  LONGKV_TRY(card::attend_token(attend_args(layer(i), kv, token_.q), list, row_at != nullptr ? row_at : token_.position,
+                                token_.scratch, stream));
   return card::merge_partials(token_.scratch, c.heads, c.head_dim_k, row, stream);
 }
 
@@ -283,7 +285,7 @@ Status CardGraph::products(const CardStack& stack, const card::half_t* weights, 
 }
 
 Status CardGraph::prefill_layer(int i, const card::CardKv& kv, const card::CardKv* work, float* hidden, int64_t first,
-                                int64_t n, int64_t prompt_end, cudaStream_t stream) {
+                                int64_t n, int64_t prompt_end, cudaStream_t stream, int64_t dropped) {
   const CardLayer& l = layer(i);
   const ModelConfig& c = config();
   LONGKV_TRY(card::norm_rows(hidden, l.attn_norm, c.norm_eps, n, c.dim, chunk_.norm, stream));
@@ -293,6 +295,10 @@ Status CardGraph::prefill_layer(int i, const card::CardKv& kv, const card::CardK
   a.n = n;
   a.angles = l.window_rope ? chunk_.angles_window : chunk_.angles;
   a.first = chunk_.first;
+  if (dropped > 0) {
+    a.first = chunk_.first + 1;
+    LONGKV_TRY(card::set_position(chunk_.first + 1, first - dropped, stream));
+  }
   a.q = chunk_.q;
   a.work = work;
   LONGKV_TRY(card::append_rows(a, stream));
@@ -301,7 +307,7 @@ Status CardGraph::prefill_layer(int i, const card::CardKv& kv, const card::CardK
     LONGKV_TRY(sparse_->attend(i, attend, first, n, prompt_end, *gemm_, chunk_.attention, stream));
   } else {
     if (sparse_) sparse_->count_dense(attend.window, first, n);
-    LONGKV_TRY(card::attend_prompt(attend, first, n, chunk_.attention, stream));
+    LONGKV_TRY(card::attend_prompt(attend, first - dropped, n, chunk_.attention, stream));
   }
   if (l.post_attn_norm == nullptr && l.o_bias == nullptr) {
     LONGKV_TRY(products(l.o, weights_.o, chunk_.attention, n, true, hidden, stream));

@@ -33,9 +33,11 @@ class CardGraph {
   // Attention that was computed elsewhere: [heads * dim] in pinned memory, for finish_token().
   Status take_attention(const float* out, cudaStream_t stream);
   Status begin_token(cudaStream_t stream);  // angles of the position
+  // row: on the card, where the token's row lies among those of kv; nullptr: at its position.
   Status qkv_token(int layer, const card::CardKv& kv, cudaStream_t stream, const card::BlockStore& store = {},
-                   const int32_t* slot_of = nullptr);
-  Status attend_token(int layer, const card::CardKv& kv, const card::TileList& list, cudaStream_t stream);
+                   const int32_t* slot_of = nullptr, const int64_t* row = nullptr);
+  Status attend_token(int layer, const card::CardKv& kv, const card::TileList& list, cudaStream_t stream,
+                      const int64_t* row = nullptr);
   Status attend_token(int layer, const CardOldRows& rows, const card::TileList& list, cudaStream_t stream);
   Status finish_token(int layer, cudaStream_t stream);
   // Logits of one hidden row.
@@ -52,9 +54,10 @@ class CardGraph {
   // Angles of n positions from `first` on.
   Status begin_chunk(int64_t first, int64_t n, cudaStream_t stream);
   // hidden[n][dim] is replaced. Rows go to kv and, where given, to `work`, which is then what is attended.
-  // prompt_end: where the prompt ends, for sparse reading.
+  // prompt_end: where the prompt ends, for sparse reading. dropped: tokens before `first` that have no rows; a row's
+  // place is so much less than its position.
   Status prefill_layer(int layer, const card::CardKv& kv, const card::CardKv* work, float* hidden, int64_t first,
-                       int64_t n, int64_t prompt_end, cudaStream_t stream);
+                       int64_t n, int64_t prompt_end, cudaStream_t stream, int64_t dropped = 0);
 
  private:
   CardGraph() = default;
@@ -87,7 +90,7 @@ class CardGraph {
   } token_{};
   struct Chunk {
     float *qkv, *gate_up, *proj, *row_scale, *angles, *angles_window;
-    int64_t* first;
+    int64_t* first;  // position of the chunk's first token; its row where that is another
     card::half_t *norm, *q, *attention, *act;
   } chunk_{};
   struct Weights {

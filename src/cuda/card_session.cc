@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "cuda/card_host_session.h"
 #include "cuda/card_index.h"
+#include "cuda/card_kept_session.h"
 #include "cuda/card_old.h"
 #include "cuda/card_runner.h"
 #include "cuda/hybrid_rows.h"
@@ -399,6 +400,7 @@ Status CardSession::fill_random(int64_t n, uint64_t seed) {
 Result<std::unique_ptr<DeviceRunner>> make_card_session(std::shared_ptr<CardModel> model,
                                                         const CardSessionOptions& options, ThreadPool& pool) {
   if (options.kv != nullptr) return make_card_host_session(std::move(model), options, pool);
+  if (options.kept != nullptr) return make_card_kept_session(std::move(model), options, pool);
   LONGKV_TRY(options.hybrid ? card_supports_hybrid(model->model(), options.recipe)
                             : card_supports(model->model(), options.recipe));
   auto session = std::make_unique<CardSession>(std::move(model), options, pool);

@@ -25,6 +25,8 @@ struct CardSessionOptions {
   // rows, a cache of those layers alone.
   Graph* graph = nullptr;
   std::shared_ptr<KvSession> host_kv;
+  // The cache in memory of a recipe that drops or merges rows after prompts; the card decodes over what it keeps.
+  KvSession* kept = nullptr;
 };
 
 // What of a recipe the card cannot do: kUnsupported that names it.

@@ -10,6 +10,7 @@
 #include "cuda/card_index.h"
 #include "cuda/card_old.h"
 #include "cuda/card_sparse.h"
+#include "kv/keep/keep.h"
 #include "kv/store_spec.h"
 
 namespace longkv {
@@ -47,11 +48,30 @@ Status supports_old(const LoadedModel& model, const Recipe& recipe, const StoreR
   return {};
 }
 
+// Rows that a keep stage drops or merges once a prompt was read.
+Status supports_kept(const LoadedModel& model, const Recipe& recipe) {
+  LONGKV_ASSIGN(const auto keeper, make_keeper(recipe.keep, model.config().kv_shape()));
+  if (keeper->needs().step != KeepStep::kNone) {
+    return fail(Code::kUnsupported,
+                "the recipe {} evicts while decoding; the card decodes over the rows that prompts leave; nearest "
+                "legal: keep=snapkv",
+                recipe.canonical());
+  }
+  if (recipe.select.mode == SelectMode::kTopP && !recipe.select.all) {
+    return fail(Code::kUnsupported,
+                "the recipe {}; over rows that were dropped or merged the card has full attention and select=topk",
+                recipe.canonical());
+  }
+  return {};
+}
+
 }  // namespace
 
 Status card_supports(const LoadedModel& model, const Recipe& recipe) {
   const ModelConfig& c = model.config();
   const StoreRegions regions = store_regions(recipe.store, recipe.mask);
+  const bool keeps = recipe.keep.evicts() && !regions.on;
+  if (keeps) LONGKV_TRY(supports_kept(model, recipe));
   if (regions.on) {
     LONGKV_TRY(supports_old(model, recipe, regions));
   } else if (recipe.store.k != recipe.store.v || !card::card_kv_supports(recipe.store.k, c.head_dim_k)) {
@@ -65,6 +85,7 @@ Status card_supports(const LoadedModel& model, const Recipe& recipe) {
   can.store.k = recipe.store.k;
   can.store.v = recipe.store.v;
   if (regions.on) can.store = recipe.store, can.mask = recipe.mask;
+  if (keeps) can.keep = recipe.keep;
   if (CardIndex::supports(recipe.index, recipe.select, c)) {
     can.index.kind = recipe.index.kind;
     can.index.block = recipe.index.block;
@@ -86,19 +107,26 @@ Status card_supports(const LoadedModel& model, const Recipe& recipe) {
       can.select.p = recipe.select.p;
     }
   }
-  if (CardSparse::supports(recipe.prefill.kind) && recipe.store.k != KvType::kBf16) can.prefill = recipe.prefill;
+  if (CardSparse::supports(recipe.prefill.kind) && recipe.store.k != KvType::kBf16 && !keeps)
+    can.prefill = recipe.prefill;
   if (recipe == can) return {};
   return fail(
       Code::kUnsupported,
       "the recipe {}; with its KV on the card, longkv has full attention and select=topk over blocks of a multiple of "
       "16: index=minmax or mean (aggregate sum or max), as in quest, and index=bits (one bit, aggregate softmax), as "
-      "in onebit, also select=topp over their tokens with refine=exact (twilight:refine=exact); prompts are read "
-      "densely or, with rows of types other than bf16, by any pattern but flex",
+      "in onebit, also select=topp over their tokens with refine=exact (twilight:refine=exact); keep stages that evict "
+      "or merge after prompts, over rows that are not encoded later; prompts are read densely or, with rows of types "
+      "other than bf16, by any pattern but flex",
       recipe.canonical());
 }
 
 Status card_supports_hybrid(const LoadedModel& model, const Recipe& recipe) {
   LONGKV_TRY(card_supports(model, recipe));
+  if (recipe.keep.evicts()) {
+    return fail(Code::kUnsupported,
+                "the recipe {} drops or merges rows; --kv-place hybrid holds all of them in memory: use --kv-place gpu",
+                recipe.canonical());
+  }
   if (store_regions(recipe.store, recipe.mask).on) {
     return fail(Code::kUnsupported,
                 "the recipe {} encodes old rows; --kv-place hybrid holds rows as they came: use --kv-place gpu, or "

@@ -37,6 +37,9 @@ struct CardKv {
   uint8_t* v = nullptr;
   half_t* k_scale = nullptr;  // [kv_heads][capacity][scale_count]
   half_t* v_scale = nullptr;
+  // [kv_heads][capacity], added to a row's scores (natural logarithm, after a cap); minus infinity: the row counts for
+  // nothing. nullptr: none. Of decoded tokens alone (attend_token()), without a ring.
+  const float* bias = nullptr;
   // Above 0: only the first `fixed` rows and the last ones are here (cuda/old.h has the others), as capacity =
   // fixed + ring; both are multiples of 16.
   int64_t fixed = 0, ring = 0;

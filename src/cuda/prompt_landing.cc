@@ -32,6 +32,7 @@ PromptLanding::~PromptLanding() {
 }
 
 Status PromptLanding::begin_layer(int layer, int64_t start, const card::CardKv& work, cudaStream_t stream) {
+  dropped_ = 0;
   if (start == 0) return {};
   const StoreSpec& store = kv_.recipe().store;
   if (store.rotates_k() || store.rotates_v() || kv_.cache().view(layer, 0).middle != nullptr) {
@@ -41,19 +42,21 @@ Status PromptLanding::begin_layer(int layer, int64_t start, const card::CardKv& 
                 kv_.recipe().canonical());
   }
   const int dim = config_.head_dim_k, heads = config_.kv_heads;
+  const int64_t held = kv_.cache().view(layer, 0).rows;
+  dropped_ = start - held;
   LONGKV_TRY(cuda_status(cudaStreamSynchronize(stream), "reading a prompt"));
-  std::vector<uint8_t> halves(size_t(heads) * 2 * size_t(start * dim * 2));
+  std::vector<uint8_t> halves(size_t(heads) * 2 * size_t(held * dim * 2));
   pool_.run(heads * 2, [&](int64_t task, int) {
     const KvHeadView view = kv_.cache().view(layer, int(task / 2));
-    std::vector<float> rows(size_t(start * dim));  // zeros where a sliding window has let rows go
+    std::vector<float> rows(size_t(held * dim));  // zeros where a sliding window has let rows go
     float* from = rows.data() + view.first_row * dim;
-    task % 2 == 0 ? decode_k_rows(view, view.first_row, start, from) : decode_v_rows(view, view.first_row, start, from);
-    encode_rows(KvType::kF16, rows.data(), dim, start, dim, halves.data() + task * start * dim * 2, dim * 2);
+    task % 2 == 0 ? decode_k_rows(view, view.first_row, held, from) : decode_v_rows(view, view.first_row, held, from);
+    encode_rows(KvType::kF16, rows.data(), dim, held, dim, halves.data() + task * held * dim * 2, dim * 2);
   });
   for (int64_t task = 0; task < heads * 2; ++task) {
     uint8_t* to = (task % 2 == 0 ? work.k : work.v) + task / 2 * work.capacity * dim * 2;
     LONGKV_TRY(cuda_status(
-        cudaMemcpy(to, halves.data() + task * start * dim * 2, size_t(start * dim * 2), cudaMemcpyHostToDevice),
+        cudaMemcpy(to, halves.data() + task * held * dim * 2, size_t(held * dim * 2), cudaMemcpyHostToDevice),
         "rows of the cache"));
   }
   return {};
@@ -68,7 +71,7 @@ Status PromptLanding::chunk_layer(CardGraph& graph, int layer, const card::CardK
   card::CardKv none;
   none.kv_heads = c.kv_heads;
   none.dim = c.head_dim_k;
-  LONGKV_TRY(graph.prefill_layer(layer, none, &work, hidden, first, n, end, stream));
+  LONGKV_TRY(graph.prefill_layer(layer, none, &work, hidden, first, n, end, stream, dropped_));
   const int64_t q = int64_t(c.heads) * c.head_dim_k, one = int64_t(c.kv_heads) * c.head_dim_k, width = q + 2 * one;
   const auto copy = [&](float* to, int64_t column, int64_t columns) {
     return cuda_status(cudaMemcpy2DAsync(to, size_t(columns) * 4, graph.chunk_qkv() + column, size_t(width) * 4,

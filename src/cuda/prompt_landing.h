@@ -19,7 +19,7 @@ class PromptLanding {
                                                        ThreadPool& pool);
   ~PromptLanding();
 
-  // Rows [0, start), which the cache holds, come to work as they read back.
+  // Rows of tokens [0, start), those that the cache holds, come to work as they read back; all heads hold as many.
   Status begin_layer(int layer, int64_t start, const card::CardKv& work, cudaStream_t stream);
   // One chunk: the layer, and its rows on their way.
   Status chunk_layer(CardGraph& graph, int layer, const card::CardKv& work, float* hidden, int64_t first, int64_t n,
@@ -45,6 +45,7 @@ class PromptLanding {
   ThreadPool& pool_;
   Piece pieces_[2];
   int next_ = 0;
+  int64_t dropped_ = 0;  // of the present layer, tokens before this prompt's that have no rows
 };
 
 }  // namespace longkv

@@ -24,6 +24,10 @@ class DeviceRunner {
   virtual Status prefill(std::span<const int32_t> ids, const PrefillProgress& progress, const std::atomic<bool>* cancel,
                          const LogitsSink& sink, int64_t sink_from, std::span<float> logits) = 0;
   virtual Status decode(int32_t id, std::span<float> logits) = 0;
+  // Before a prompt: recipes whose rows a cache in memory keeps find those of all tokens there.
+  virtual Status settle() { return {}; }
+  // Whether the next prompt is read here; else the CPU reads it into that cache.
+  virtual bool reads_prompts() const { return true; }
 
   virtual int64_t tokens() const = 0;
   // n is at most tokens().

@@ -153,7 +153,8 @@ Result<std::unique_ptr<Session>> Session::create(std::shared_ptr<const LoadedMod
                             options.card_kv ? nullptr : session->kv_.get(),
                             options.card_hybrid,
                             &session->graph_,
-                            nullptr};
+                            nullptr,
+                            options.card_kv && options.recipe.keep.evicts() ? session->kv_.get() : nullptr};
     if (const int layers = options.card->host_layers(); layers > 0 && options.card_kv) {
       LONGKV_ASSIGN(card.host_kv, create_kv(session->model(), options.recipe, options, pool, nullptr, layers));
     }
@@ -251,6 +252,7 @@ Status Session::prefill(std::span<const int32_t> ids, const PrefillProgress& pro
   const int64_t start = tokens();
   LONGKV_TRY(check_prompt(ids));
   const ModelConfig& c = model().config();
+  if (kv_on_card()) LONGKV_TRY(device_->settle());
   if (reads_on_card()) {
     const Status read = device_->prefill(ids, progress, cancel, sink, sink_from, logits_);
     ids_.resize(std::min(ids_.size(), size_t(tokens())));

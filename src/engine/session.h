@@ -147,7 +147,9 @@ class Session {
   Status fill_random(int64_t n, uint64_t seed);
   bool on_card() const { return device_ != nullptr; }
   // Whether the next prompt is read there: not under a KV side that was exchanged.
-  bool reads_on_card() const { return device_ != nullptr && (options_.card_kv || kv_.get() == device_kv_); }
+  bool reads_on_card() const {
+    return device_ != nullptr && (options_.card_kv ? device_->reads_prompts() : kv_.get() == device_kv_);
+  }
   const LoadedModel& model() const { return graph_.model(); }
   const std::shared_ptr<const LoadedModel>& model_pointer() const { return graph_.model_pointer(); }
   const SessionOptions& options() const { return options_; }

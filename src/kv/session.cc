@@ -343,6 +343,15 @@ Status KvSession::decode_rows(int layer, const float* q, const float* k, const f
   return {};
 }
 
+Status KvSession::append_decoded(int layer, const float* k, const float* v, int64_t n) {
+  Impl& impl = *impl_;
+  LONGKV_TRY(cache_.append(layer, k, v, n, impl.pool));
+  load_views(layer);
+  const int64_t rows = cache_.rows(layer).v;
+  impl.selector->append(layer, impl.views, rows - n, rows, impl.pool);
+  return {};
+}
+
 // Fills the ranges of a layer; false: every visible row is attended.
 bool KvSession::choose_rows(int layer, const float* q) {
   Impl& impl = *impl_;

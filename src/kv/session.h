@@ -116,6 +116,9 @@ class KvSession {
   // One token: append, select, attend. Layers are called in ascending order; layer 0 starts a new step.
   Status decode(int layer, const float* q, const float* k, const float* v, float* out);
 
+  // Rows of n tokens that were decoded elsewhere, as append: k and v as in prefill(). All layers must follow.
+  Status append_decoded(int layer, const float* k, const float* v, int64_t n);
+
   TokenCount tokens() const;  // seen; of the last layer: a token counts once all layers have it
   // Forgets the tokens at the end. Errors: kInvalidArgument when rows were evicted since; see KvCache::truncate.
   Status truncate(TokenCount tokens);

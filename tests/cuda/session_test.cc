@@ -422,7 +422,7 @@ TEST(CardSession, CapsAndRefusals) {
   ASSERT_TRUE(fits.ok()) << fits.status().message();
   EXPECT_LE(card->vram_peak(), kCap);
   for (const char* text :
-       {"snapkv", "think", "store=kivi4(sink=4)", "store=kivi4(rotate=v)", "store=q8_0(window=64)",
+       {"h2o", "think", "store=kivi4(sink=4)", "store=kivi4(rotate=v)", "store=q8_0(window=64)",
         "twilight:refine=exact + store=kivi4", "index=mean(block=256) + select=topk + store=kivi2"}) {
     o.recipe = parse_recipe(text).value();
     const Status refused = Session::create(model, o, pool).status();

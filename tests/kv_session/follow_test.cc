@@ -49,5 +49,29 @@ TEST(Followers, AnObservedPromptGivesWhatAReadOneDoes) {
   }
 }
 
+// Rows of tokens that a card decoded behave under the next prompt and after it as if they had been decoded here.
+TEST(Followers, RowsDecodedElsewhereAreTokensLikeOthers) {
+  const KvShape s = make_shape(2, 2, 3, 32);
+  const Tokens t(s, 460, 78);
+  ThreadPool pool(2);
+  for (const char* text : {"full", "snapkv:budget=96,window=16", "adakv:budget=96,window=16", "normmass:budget=96",
+                           "keep=snapkv(budget=96) "
+                           "+ index=minmax(block=16) + select=topk(budget=64,sink=16,local=16)"}) {
+    SCOPED_TRACE(text);
+    const auto recipe = parse_recipe(text);
+    ASSERT_TRUE(recipe.ok()) << recipe.status().message();
+    auto here = make_session(s, *recipe, 700, pool), elsewhere = make_session(s, *recipe, 700, pool);
+    EXPECT_EQ(feed_prompt(*here, t, 0, 300, 64), feed_prompt(*elsewhere, t, 0, 300, 64));
+    for (int64_t i = 300; i < 320; ++i) (void)decode_token(*here, t, i);
+    for (int l = 0; l < s.layers; ++l) {
+      ASSERT_TRUE(elsewhere->append_decoded(l, t.k_at(s, 300), t.v_at(s, 300), 15).ok());
+      ASSERT_TRUE(elsewhere->append_decoded(l, t.k_at(s, 315), t.v_at(s, 315), 5).ok());
+    }
+    EXPECT_EQ(elsewhere->tokens().v, 320);
+    EXPECT_EQ(feed_prompt(*here, t, 320, 430, 64), feed_prompt(*elsewhere, t, 320, 430, 64));
+    for (int64_t i = 430; i < 450; ++i) EXPECT_EQ(decode_token(*here, t, i), decode_token(*elsewhere, t, i)) << i;
+  }
+}
+
 }  // namespace
 }  // namespace longkv::test

@@ -1,0 +1,13 @@
+// Recipes that drop or merge rows when a prompt was read. Only for sources built with CUDA.
+#pragma once
+
+#include <memory>
+
+#include "cuda/card_session.h"
+
+namespace longkv {
+
+Result<std::unique_ptr<DeviceRunner>> make_card_kept_session(std::shared_ptr<CardModel> model,
+                                                             const CardSessionOptions& options, ThreadPool& pool);
+
+}  // namespace longkv
