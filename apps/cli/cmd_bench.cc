@@ -228,7 +228,8 @@ Status run_tests(const BenchOptions& o, const ModelOptions& m, const std::vector
                  const std::atomic<bool>* cancel, double& bandwidth, RowPrinter& printer) {
   LONGKV_ASSIGN(const Opened opened, open_model(m));
   if (opened.rows_in_memory()) LONGKV_TRY(check_memory(opened, tests));
-  if (bandwidth == 0) bandwidth = read_bandwidth(*opened.pool);
+  if (bandwidth == 0) bandwidth = read_bandwidth(*opened.pool, cancel);
+  if (cancel->load()) return fail(Code::kCancelled, "interrupted");
   BenchRunner runner(opened, o, cancel);
   for (const BenchTest& test : tests) {
     BenchRow row;

@@ -121,7 +121,7 @@ Status run(const RunOptions& o) {
                 generate(*session, tokenizer, sampler, answer_options, cancel,
                          [&](std::string_view text) { return o.global.json ? Status() : print(text); }));
   if (!o.global.json) LONGKV_TRY(print("\n"));
-  if (stats || o.global.json) cost.read_bandwidth = read_bandwidth(*opened.pool);
+  if (stats || o.global.json) cost.read_bandwidth = read_bandwidth(*opened.pool, cancel);
   const auto costs = cost_json(*session, answer, cost);
   LONGKV_TRY(print_cost(answer, costs, o.global.json));
   if (stats) {

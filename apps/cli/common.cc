@@ -28,12 +28,13 @@ namespace {
 constexpr int64_t kDefaultChunk = 512;
 }  // namespace
 
-double read_bandwidth(ThreadPool& pool) {
+double read_bandwidth(ThreadPool& pool, const std::atomic<bool>* cancel) {
   // Well above the last-level cache, and no more: the first touch of memory that a virtual machine gave back to its
   // host can take seconds for each 100 MB.
   const auto bytes = size_t(std::max<int64_t>(int64_t(64) << 20, 4 * int64_t(last_level_cache_bytes())));
   if (available_ram_bytes() < 2 * int64_t(bytes)) return 0;
-  const auto measured = measure_read_bandwidth(pool, bytes);
+  constexpr int kPasses = 9;
+  const auto measured = measure_read_bandwidth(pool, bytes, kPasses, cancel);
   return measured.ok() ? measured->median * 1e9 : 0.0;
 }
 

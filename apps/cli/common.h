@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -88,8 +89,9 @@ Result<Opened> open_model(const ModelOptions& options, bool must_fit = true);
 // there runs on the CPU with a line that says so, unless the card was asked for.
 Result<std::unique_ptr<Session>> make_session(const Opened& opened, int64_t context = 0);
 
-// Bytes/s that the pool's threads read from memory, measured now; 0 when there is no memory to measure with.
-double read_bandwidth(ThreadPool& pool);
+// Bytes/s that the pool's threads read from memory, measured now; 0 when there is no memory to measure with, or when
+// `cancel` is set before the figure is there.
+double read_bandwidth(ThreadPool& pool, const std::atomic<bool>* cancel = nullptr);
 
 // "128K" -> 131072. K, M, G are powers of two. Errors: kInvalidArgument naming the option.
 Result<int64_t> parse_size(const std::string& text, const std::string& option);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,12 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() != 0) return usage_error(e.what());
     return end_by_signal(report(print_help(app, e)));
+  } catch (const std::bad_alloc&) {
+    std::fprintf(
+        stderr,
+        "error: out of memory: the system gave no more, by a limit (ulimit -v, a container's) or because others "
+        "hold it; raise the limit, or use a smaller -c, -ub or -t\n");
+    return 1;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "error: internal: %s\n", e.what());
     return 1;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/checked.h"
 #include "base/error.h"
 #include "base/virtual_array.h"
 
@@ -47,18 +48,25 @@ namespace longkv {
 
 HWY_EXPORT(ReadAll);
 
-Result<ReadBandwidth> measure_read_bandwidth(ThreadPool& pool, size_t bytes, int passes) {
+Result<ReadBandwidth> measure_read_bandwidth(ThreadPool& pool, size_t bytes, int passes,
+                                             const std::atomic<bool>* cancel) {
+  const auto cancelled = [cancel] { return cancel != nullptr && cancel->load(std::memory_order_relaxed); };
   // Several tasks per thread, so that one thread held up by another process does not set the figure.
   const size_t tasks = size_t(pool.threads()) * 8;
   const size_t words = std::max<size_t>(bytes / sizeof(uint64_t) / tasks / 256, 1) * 256;  // per task
   LONGKV_ASSIGN(VirtualArray array, VirtualArray::reserve(uint64_t(words) * tasks * sizeof(uint64_t)));
   array.advise_huge(array.size());
   auto* data = reinterpret_cast<uint64_t*>(array.data());
-  pool.run(int64_t(tasks), [&](int64_t t, int) { std::memset(data + size_t(t) * words, 1, words * sizeof(uint64_t)); });
+  constexpr size_t kTouched = size_t(2) << 20;  // at a time
+  pool.run(ceil_div(int64_t(array.size()), int64_t(kTouched)), [&](int64_t t, int) {
+    const size_t begin = size_t(t) * kTouched;
+    if (!cancelled()) std::memset(array.data() + begin, 1, std::min(kTouched, size_t(array.size()) - begin));
+  });
 
   std::atomic<uint64_t> sink{0};  // keeps the reads from being dropped
   std::vector<double> rates;
   for (int pass = 0; pass <= std::max(passes, 1); ++pass) {
+    if (cancelled()) return fail(Code::kCancelled, "interrupted while the read bandwidth was measured");
     const auto start = std::chrono::steady_clock::now();
     pool.run(int64_t(tasks), [&](int64_t t, int) {
       sink.fetch_add(HWY_DYNAMIC_DISPATCH(ReadAll)(data + size_t(t) * words, words), std::memory_order_relaxed);

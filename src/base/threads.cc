@@ -1,5 +1,6 @@
 #include "base/threads.h"
 
+#include <exception>
 #include <system_error>
 
 #if defined(__x86_64__)
@@ -28,6 +29,25 @@ constexpr int kSpinsBeforeYield = 4000;
 // and waits for those inside only. A worker that has lost its core therefore delays a job by the task that it holds at
 // most, not until it is scheduled again.
 constexpr int kClosed = 1 << 30;
+
+// A job whose tasks may throw, as any does when memory is not to be had. A worker must not die of it, which would end
+// the process without a word, and the caller must not leave what others still use: the first exception waits for it.
+struct GuardedJob {
+  void (*call)(const void* fn, int64_t task, int worker);
+  const void* fn;
+  std::atomic<bool> failed{false};
+  std::exception_ptr failure{};  // of whoever set `failed`
+
+  static void run(const void* self, int64_t task, int worker) {
+    auto* job = static_cast<GuardedJob*>(const_cast<void*>(self));
+    if (job->failed.load(std::memory_order_relaxed)) return;  // the rest is not worth the work
+    try {
+      job->call(job->fn, task, worker);
+    } catch (...) {
+      if (!job->failed.exchange(true)) job->failure = std::current_exception();
+    }
+  }
+};
 
 }  // namespace
 
@@ -62,9 +82,10 @@ void ThreadPool::drain(int worker) {
 }
 
 void ThreadPool::dispatch(int64_t tasks, Trampoline call, const void* fn) {
+  GuardedJob job{call, fn};
   // The last job is closed and nobody is inside, so nobody reads these.
-  call_ = call;
-  fn_ = fn;
+  call_ = &GuardedJob::run;
+  fn_ = &job;
   tasks_ = tasks;
   next_.store(0, std::memory_order_relaxed);
   active_.store(0, std::memory_order_release);
@@ -74,14 +95,15 @@ void ThreadPool::dispatch(int64_t tasks, Trampoline call, const void* fn) {
     wake_.notify_all();
   }
   drain(0);
-  if (active_.fetch_or(kClosed, std::memory_order_acq_rel) == 0) return;
-  for (int i = 0; active_.load(std::memory_order_acquire) != kClosed; ++i) {
+  const bool alone = active_.fetch_or(kClosed, std::memory_order_acq_rel) == 0;
+  for (int i = 0; !alone && active_.load(std::memory_order_acquire) != kClosed; ++i) {
     if (i < kSpinsBeforeYield) {
       cpu_relax();
     } else {
       std::this_thread::yield();
     }
   }
+  if (job.failure) std::rethrow_exception(job.failure);
 }
 
 void ThreadPool::work(int worker) {

@@ -26,7 +26,9 @@ Result<VirtualArray> VirtualArray::reserve(uint64_t bytes) {
   if (total < bytes) return fail(Code::kOutOfMemory, "cannot reserve {} bytes of address space", bytes);
   void* p = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) {
-    return fail(Code::kOutOfMemory, "cannot reserve {} bytes of address space: {}", bytes, std::strerror(errno));
+    return fail(Code::kOutOfMemory,
+                "cannot reserve {} bytes of address space: {}; memory, or a limit on it (ulimit -v), is too small",
+                bytes, std::strerror(errno));
   }
   const auto start = reinterpret_cast<uintptr_t>(p);
   const uintptr_t aligned = (start + kHugePage - 1) & ~uintptr_t(kHugePage - 1);

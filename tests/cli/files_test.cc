@@ -8,6 +8,7 @@
 
 #include "support/paths.h"
 #include "support/program.h"
+#include "support/sanitizers.h"
 #include "support/tiny_model.h"
 
 namespace longkv::test {
@@ -218,6 +219,30 @@ TEST(CliOutputFiles, AFailedRunLeavesNoFile) {
   const mode_t mask = ::umask(0);
   ::umask(mask);
   EXPECT_EQ(st.st_mode & 0777, 0666 & ~mask) << "as any file that the user makes";
+}
+
+// Wherever memory runs out, in whatever thread, it is said as such.
+TEST(CliMemory, AnyLimitIsAnErrorInWords) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer reserves more than any limit";
+  const std::string path = model(), text = write_temp("score.txt", std::string(300, 'b'));
+  for (const Args& args : {Args{"run", "-m", path, "-q", "--raw", "-t", "2", "-n", "4", "-f", text},
+                           Args{"tokenize", "-m", path, "-f", write_temp("large.txt", std::string(4000000, 'c'))}}) {
+    int failed = 0;
+    bool starts = false;
+    for (int64_t limit = 48; limit < 220; limit += 2) {
+      ProgramInput input;
+      input.memory_limit = limit << 20;
+      starts = starts || longkv_program({"--help"}, input).exit_code == 0;
+      if (!starts) continue;  // not even its libraries find room
+      const Outcome o = longkv_program(args, input);
+      if (o.exit_code == 0) break;
+      ++failed;
+      EXPECT_EQ(o.exit_code, 1) << limit << " MiB, signal " << o.signal << ": " << o.err;
+      EXPECT_NE(o.err.find("error: "), std::string::npos) << limit << " MiB: " << o.err;
+      EXPECT_EQ(o.err.find("internal"), std::string::npos) << limit << " MiB: " << o.err;
+    }
+    EXPECT_GT(failed, 0) << args[0];
+  }
 }
 
 TEST(CliOutputFiles, AFullDiskIsAnErrorAndLeavesNoFile) {

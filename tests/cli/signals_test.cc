@@ -66,6 +66,31 @@ TEST(CliSignals, WhileAnswering) {
   }
 }
 
+// What measures the machine for a share of its bandwidth may touch a gigabyte for the first time.
+TEST(CliSignals, WhileAnsweringWithStatistics) {
+  const std::string dir = empty_dir("statistics");
+  const Args run = {"run", "-m", needle(), "-p", "abc", "-n", "100000", "--ignore-eos", "-s", "1"};
+  ProgramInput input;
+  input.signal_when = [](const Outcome& o) { return o.out.size() > 20; };
+  stopped(join(run, {"--stats", dir + "/s"}), input);
+  const auto stats = nlohmann::json::parse(file_bytes(dir + "/s"), nullptr, false);
+  EXPECT_GT(stats.value("answer_tokens", 0), 20) << "the cost so far is written: " << stats;
+  input.signal_when = [begin = std::chrono::steady_clock::now()](const Outcome& o) mutable {
+    if (o.err.find("tokens of prompt") == std::string::npos) begin = std::chrono::steady_clock::now();
+    return std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(300);
+  };
+  const Outcome o = stopped(join(run, {"--json"}), input);
+  EXPECT_EQ(nlohmann::json::parse(o.out, nullptr, false).value("finish", ""), "interrupted") << o.out;
+}
+
+TEST(CliSignals, WhileTheMachineIsMeasured) {
+  ProgramInput input;
+  input.signal_when = [begin = std::chrono::steady_clock::now()](const Outcome&) {
+    return std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(100);
+  };
+  stopped({"bench", "-m", needle(), "-p", "65536", "-n", "0", "-r", "1"}, input);
+}
+
 TEST(CliSignals, WhileAQuestionIsHidden) {
   ProgramInput input;
   input.signal_when = [](const Outcome& o) { return o.err.find("tokens of prompt") != std::string::npos; };

@@ -102,6 +102,10 @@ void prepare_child(const ProgramInput& input) {
     const rlimit limit{rlim_t(input.file_limit), rlim_t(input.file_limit)};
     if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) ::_exit(125);
   }
+  if (input.memory_limit >= 0) {
+    const rlimit limit{rlim_t(input.memory_limit), rlim_t(input.memory_limit)};
+    if (::setrlimit(RLIMIT_AS, &limit) != 0) ::_exit(125);
+  }
 }
 
 // Waits for the child; on the way sends the signal that the input asks for.

@@ -30,6 +30,7 @@ struct ProgramInput {
   bool close_out = false;        // standard output is closed
   bool close_out_early = false;  // standard output is a pipe whose reader leaves after the first byte
   int64_t file_limit = -1;       // bytes that a file may have (RLIMIT_FSIZE)
+  int64_t memory_limit = -1;     // bytes of address space (RLIMIT_AS)
   Args environment;              // NAME=VALUE, added
   std::function<bool(const Outcome&)> signal_when;  // once this holds for what was printed so far ...
   int signal = SIGINT;                              // ... this signal is sent, once
