@@ -1,5 +1,6 @@
 #include "gguf/gguf.h"
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -44,6 +45,23 @@ Result<std::string> first_shard_prefix(const std::string& path, const SplitInfo&
   return *prefix;
 }
 
+// A further file mostly has no metadata but its place; what it repeats of the first file's must be the same.
+Status check_same_model(const std::string& path, const Metadata& first, const Metadata& further) {
+  for (const auto& [key, value] : further.all()) {
+    const auto it = first.all().find(key);
+    if (key.starts_with("split.") || it == first.all().end()) continue;
+    const GgufValue& known = it->second;
+    const bool same = known.type == value.type && known.element_type == value.element_type &&
+                      known.count == value.count &&
+                      std::equal(known.bytes.begin(), known.bytes.end(), value.bytes.begin(), value.bytes.end());
+    if (!same) {
+      return fail(Code::kCorrupt, "{}: key '{}' is not what the first file says; is it part of another model?", path,
+                  printable(key));
+    }
+  }
+  return {};
+}
+
 Result<OpenShard> open_further_shard(const std::string& path, int64_t number, int64_t count) {
   auto shard = open_shard(path);
   if (!shard.ok()) return shard.status().with_context(fmt::format("file {} of {} of a split model", number + 1, count));
@@ -73,6 +91,7 @@ Result<GgufFile> GgufFile::open(const std::string& path) {
     LONGKV_ASSIGN(const std::string prefix, first_shard_prefix(path, *split));
     for (int64_t number = 1; number < split->count; ++number) {
       LONGKV_ASSIGN(OpenShard next, open_further_shard(split_path(prefix, number, split->count), number, split->count));
+      LONGKV_TRY(check_same_model(split_path(prefix, number, split->count), file.metadata_, next.content.metadata));
       std::move(next.content.tensors.begin(), next.content.tensors.end(), std::back_inserter(file.tensors_));
       file.shards_.push_back(std::move(next.file));
     }

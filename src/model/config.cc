@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "model/families/families.h"
+#include "model/settings.h"
 
 namespace longkv {
 
@@ -15,6 +16,7 @@ namespace {
 
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxWidth = int64_t(1) << 20;
+constexpr double kMaxFactor = 1e6;  // of anything that scales; far above what any model has, far below fp32's range
 
 // A scalar, or an array that must be the same number in every layer.
 Result<int64_t> uniform(const Metadata& m, const std::string& key, int64_t layers, int64_t min, int64_t max) {
@@ -68,14 +70,11 @@ Status read_rope(const Metadata& m, const std::string& arch, ModelConfig& c) {
   LONGKV_ASSIGN(const int64_t dim, m.integer_or(p + "dimension_count", 2, c.head_dim_k, c.head_dim_k));
   if (dim % 2 != 0) return fail(Code::kCorrupt, "'{}dimension_count' is {}, must be even", p, dim);
   c.rope.dim = int(dim);
-  LONGKV_ASSIGN(c.rope.base, m.real_or(p + "freq_base", 10000.0));
-  if (!(c.rope.base > 1.0)) return fail(Code::kCorrupt, "'{}freq_base' is {}, must be above 1", p, c.rope.base);
+  LONGKV_ASSIGN(c.rope.base, real_within(m, p + "freq_base", kMinRopeBase, kMaxRopeBase, 10000.0));
 
   LONGKV_ASSIGN(const std::string type, m.string_or(p + "scaling.type", m.has(p + "scale_linear") ? "linear" : "none"));
   LONGKV_ASSIGN(const double old_factor, m.real_or(p + "scale_linear", 1.0));
-  LONGKV_ASSIGN(c.rope.factor, m.real_or(p + "scaling.factor", old_factor));
-  if (!(c.rope.factor > 0.0))
-    return fail(Code::kCorrupt, "'{}scaling.factor' is {}, must be positive", p, c.rope.factor);
+  LONGKV_ASSIGN(c.rope.factor, real_within(m, p + "scaling.factor", 1.0 / kMaxFactor, kMaxFactor, old_factor));
   if (type == "none") {
     c.rope.scaling = RopeScaling::kNone;
   } else if (type == "linear") {
@@ -91,9 +90,9 @@ Status read_rope(const Metadata& m, const std::string& arch, ModelConfig& c) {
   LONGKV_ASSIGN(c.rope.original_context,
                 m.integer_or(p + "scaling.original_context_length", 1, int64_t(1) << 40, c.context));
   LONGKV_ASSIGN(const double yarn_attn, m.real_or(p + "scaling.yarn_attn_factor", 0.0));
-  LONGKV_ASSIGN(c.rope.attn_factor, m.real_or(p + "scaling.attn_factor", yarn_attn));
-  LONGKV_ASSIGN(c.rope.beta_fast, m.real_or(p + "scaling.yarn_beta_fast", 32.0));
-  LONGKV_ASSIGN(c.rope.beta_slow, m.real_or(p + "scaling.yarn_beta_slow", 1.0));
+  LONGKV_ASSIGN(c.rope.attn_factor, real_within(m, p + "scaling.attn_factor", 0.0, kMaxFactor, yarn_attn));
+  LONGKV_ASSIGN(c.rope.beta_fast, real_within(m, p + "scaling.yarn_beta_fast", 1.0 / kMaxFactor, kMaxFactor, 32.0));
+  LONGKV_ASSIGN(c.rope.beta_slow, real_within(m, p + "scaling.yarn_beta_slow", 1.0 / kMaxFactor, kMaxFactor, 1.0));
   LONGKV_ASSIGN(const double ext, m.real_or(p + "scaling.yarn_ext_factor", 1.0));
   if (ext != 1.0) return fail(Code::kUnsupported, "'{}scaling.yarn_ext_factor' is {}; only 1 is implemented", p, ext);
   return {};
@@ -189,17 +188,20 @@ Result<ModelConfig> read_model_config(const GgufFile& file, const RopeOverrides&
   }
   LONGKV_ASSIGN(c.head_dim_k, m.integer_or(arch + ".attention.key_length", 1, 65536, c.dim / c.heads));
   LONGKV_ASSIGN(c.head_dim_v, m.integer_or(arch + ".attention.value_length", 1, 65536, c.dim / c.heads));
-  LONGKV_ASSIGN(const double eps, m.real(arch + ".attention.layer_norm_rms_epsilon"));
+  const std::string eps_key = arch + ".attention.layer_norm_rms_epsilon";
+  LONGKV_TRY(m.real(eps_key).status());
+  LONGKV_ASSIGN(const double eps, real_within(m, eps_key, 0.0, 1.0, 0.0));
   c.norm_eps = float(eps);
-  LONGKV_ASSIGN(const double cap, m.real_or(arch + ".attn_logit_softcapping", 0.0));
+  LONGKV_ASSIGN(const double cap, real_within(m, arch + ".attn_logit_softcapping", 0.0, kMaxFactor, 0.0));
   c.attn_softcap = float(cap);
-  LONGKV_ASSIGN(const double final_cap, m.real_or(arch + ".final_logit_softcapping", 0.0));
+  LONGKV_ASSIGN(const double final_cap, real_within(m, arch + ".final_logit_softcapping", 0.0, kMaxFactor, 0.0));
   c.final_softcap = float(final_cap);
   c.attn_scale = 1.0f / std::sqrt(float(c.head_dim_k));
   LONGKV_TRY(read_rope(m, arch, c));
   LONGKV_TRY(family->configure(m, c));
-  LONGKV_ASSIGN(const double scale, m.real_or(arch + ".attention.scale", c.attn_scale));
-  c.attn_scale = float(scale);
+  LONGKV_ASSIGN(const double scale, real_within(m, arch + ".attention.scale", 0.0, kMaxFactor, 0.0));
+  if (scale > 0.0) c.attn_scale = float(scale);  // 0: as usual
+  LONGKV_TRY(report_unread_settings(m, arch));
   LONGKV_TRY(apply_overrides(overrides, c));
   return c;
 }

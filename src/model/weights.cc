@@ -1,11 +1,14 @@
 #include "model/weights.h"
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <set>
 #include <string>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "model/families/families.h"
 
 namespace longkv {
 
@@ -17,6 +20,7 @@ class Binder {
   explicit Binder(const GgufFile& file) : file_(file) {}
 
   bool has(const std::string& name) const { return file_.find(name) != nullptr; }
+  int64_t rows(const std::string& name) const { return has(name) ? file_.find(name)->dims[1] : 0; }
 
   Result<Weight> matrix(const std::string& name, int64_t rows, int64_t cols) {
     const TensorInfo* t = file_.find(name);
@@ -54,6 +58,26 @@ class Binder {
     return vector(name, n);
   }
 
+  // Of what layers may have or lack: all of them have it, or none.
+  Result<Vector> layer_vector(const std::string& layer, const std::string& name, int64_t n) {
+    const bool here = has(layer + name);
+    if (optional_.emplace(name, here).first->second != here) {
+      return fail(Code::kCorrupt, "tensor '{}{}' is {}", layer, name,
+                  here ? "there, which earlier layers have none of" : "missing, which earlier layers have");
+    }
+    return optional_vector(layer + name, n);
+  }
+
+  // Divisors of RoPE's frequencies.
+  Result<Vector> divisors(const std::string& name, int64_t n) {
+    LONGKV_ASSIGN(Vector v, vector(name, n));
+    for (const float d : v) {
+      if (!(d > 0.0f) || !std::isfinite(d))
+        return fail(Code::kCorrupt, "tensor '{}' holds {}; expected positive numbers", name, d);
+    }
+    return v;
+  }
+
   Status report_unused() const {
     int64_t unused = 0;
     std::string first;
@@ -68,6 +92,7 @@ class Binder {
  private:
   const GgufFile& file_;
   std::set<std::string> used_;
+  std::map<std::string, bool> optional_;  // whether the first layer has it
 };
 
 // Rows [begin, begin + rows) of a matrix.
@@ -89,7 +114,7 @@ Status bind_attention(Binder& b, const std::string& p, const ModelConfig& c, Lay
   const int64_t nv = int64_t(c.kv_heads) * c.head_dim_v;
   if (b.has(p + "attn_qkv.weight")) {
     LONGKV_ASSIGN(const Weight fused, b.matrix(p + "attn_qkv.weight", nq + nk + nv, c.dim));
-    LONGKV_ASSIGN(const Vector bias, b.optional_vector(p + "attn_qkv.bias", nq + nk + nv));
+    LONGKV_ASSIGN(const Vector bias, b.layer_vector(p, "attn_qkv.bias", nq + nk + nv));
     l.q = slice(fused, 0, nq);
     l.k = slice(fused, nq, nk);
     l.v = slice(fused, nq + nk, nv);
@@ -100,16 +125,16 @@ Status bind_attention(Binder& b, const std::string& p, const ModelConfig& c, Lay
     LONGKV_ASSIGN(l.q, b.matrix(p + "attn_q.weight", nq, c.dim));
     LONGKV_ASSIGN(l.k, b.matrix(p + "attn_k.weight", nk, c.dim));
     LONGKV_ASSIGN(l.v, b.matrix(p + "attn_v.weight", nv, c.dim));
-    LONGKV_ASSIGN(l.q_bias, b.optional_vector(p + "attn_q.bias", nq));
-    LONGKV_ASSIGN(l.k_bias, b.optional_vector(p + "attn_k.bias", nk));
-    LONGKV_ASSIGN(l.v_bias, b.optional_vector(p + "attn_v.bias", nv));
+    LONGKV_ASSIGN(l.q_bias, b.layer_vector(p, "attn_q.bias", nq));
+    LONGKV_ASSIGN(l.k_bias, b.layer_vector(p, "attn_k.bias", nk));
+    LONGKV_ASSIGN(l.v_bias, b.layer_vector(p, "attn_v.bias", nv));
   }
-  LONGKV_ASSIGN(l.q_norm, b.optional_vector(p + "attn_q_norm.weight", c.head_dim_k));
-  LONGKV_ASSIGN(l.k_norm, b.optional_vector(p + "attn_k_norm.weight", c.head_dim_k));
+  LONGKV_ASSIGN(l.q_norm, b.layer_vector(p, "attn_q_norm.weight", c.head_dim_k));
+  LONGKV_ASSIGN(l.k_norm, b.layer_vector(p, "attn_k_norm.weight", c.head_dim_k));
   LONGKV_ASSIGN(l.o, b.matrix(p + "attn_output.weight", c.dim, int64_t(c.heads) * c.head_dim_v));
-  LONGKV_ASSIGN(l.o_bias, b.optional_vector(p + "attn_output.bias", c.dim));
+  LONGKV_ASSIGN(l.o_bias, b.layer_vector(p, "attn_output.bias", c.dim));
   LONGKV_ASSIGN(l.attn_norm, b.vector(p + "attn_norm.weight", c.dim));
-  LONGKV_ASSIGN(l.post_attn_norm, b.optional_vector(p + "post_attention_norm.weight", c.dim));
+  LONGKV_ASSIGN(l.post_attn_norm, b.layer_vector(p, "post_attention_norm.weight", c.dim));
   return {};
 }
 
@@ -117,6 +142,8 @@ Status bind_ffn(Binder& b, const std::string& p, const ModelConfig& c, LayerWeig
   if (b.has(p + "ffn_gate.weight")) {
     LONGKV_ASSIGN(l.gate, b.matrix(p + "ffn_gate.weight", c.ff_dim, c.dim));
     LONGKV_ASSIGN(l.up, b.matrix(p + "ffn_up.weight", c.ff_dim, c.dim));
+  } else if (b.rows(p + "ffn_up.weight") == c.ff_dim) {
+    return fail(Code::kCorrupt, "tensor '{}ffn_gate.weight' is missing", p);
   } else {
     LONGKV_ASSIGN(const Weight fused, b.matrix(p + "ffn_up.weight", 2 * c.ff_dim, c.dim));
     l.gate = slice(fused, 0, c.ff_dim);
@@ -124,8 +151,21 @@ Status bind_ffn(Binder& b, const std::string& p, const ModelConfig& c, LayerWeig
   }
   LONGKV_ASSIGN(l.down, b.matrix(p + "ffn_down.weight", c.dim, c.ff_dim));
   LONGKV_ASSIGN(l.ffn_norm, b.vector(p + "ffn_norm.weight", c.dim));
-  LONGKV_ASSIGN(l.post_ffn_norm, b.optional_vector(p + "post_ffw_norm.weight", c.dim));
+  LONGKV_ASSIGN(l.post_ffn_norm, b.layer_vector(p, "post_ffw_norm.weight", c.dim));
   return {};
+}
+
+// The embedding has a row for every token; what else the file says of their number must agree.
+Status check_vocabulary(const Metadata& m, const ModelConfig& c) {
+  const auto tokens = m.all().find("tokenizer.ggml.tokens");
+  if (tokens != m.all().end() && tokens->second.count > uint64_t(c.vocab)) {
+    return fail(Code::kCorrupt, "tokenizer.ggml.tokens has {} tokens, the embedding {} rows", tokens->second.count,
+                c.vocab);
+  }
+  LONGKV_ASSIGN(const int64_t size, m.integer_or(c.family + ".vocab_size", 0, int64_t(1) << 40, c.vocab));
+  if (size == c.vocab) return {};
+  return notice(
+      fmt::format("'{}.vocab_size' is {}, but the embedding has {} rows, which are used", c.family, size, c.vocab));
 }
 
 }  // namespace
@@ -156,6 +196,7 @@ Result<ModelWeights> bind_weights(const GgufFile& file, ModelConfig& c) {
   const TensorInfo* embedding = file.find("token_embd.weight");
   if (embedding == nullptr) return fail(Code::kCorrupt, "tensor 'token_embd.weight' is missing");
   c.vocab = embedding->dims[1];
+  LONGKV_TRY(check_vocabulary(file.metadata(), c));
   LONGKV_ASSIGN(w.embedding, b.matrix("token_embd.weight", c.vocab, c.dim));
   w.output = w.embedding;
   if (b.has("output.weight")) {
@@ -169,20 +210,24 @@ Result<ModelWeights> bind_weights(const GgufFile& file, ModelConfig& c) {
     LONGKV_TRY(bind_ffn(b, prefix, c, w.layers[size_t(i)]));
     // Some files repeat the divisors in every layer; they are the same numbers.
     if (b.has(prefix + "rope_freqs.weight")) {
-      LONGKV_ASSIGN(w.rope_freqs, b.vector(prefix + "rope_freqs.weight", c.rope.dim / 2));
+      LONGKV_ASSIGN(w.rope_freqs, b.divisors(prefix + "rope_freqs.weight", c.rope.dim / 2));
     }
   }
   if (b.has("rope_freqs.weight")) {
-    LONGKV_ASSIGN(w.rope_freqs, b.vector("rope_freqs.weight", c.rope.dim / 2));
+    LONGKV_ASSIGN(w.rope_freqs, b.divisors("rope_freqs.weight", c.rope.dim / 2));
   }
   if (b.has("rope_factors_long.weight")) {
-    LONGKV_ASSIGN(w.rope_factors_long, b.vector("rope_factors_long.weight", c.rope.dim / 2));
-    LONGKV_ASSIGN(w.rope_factors_short, b.vector("rope_factors_short.weight", c.rope.dim / 2));
+    LONGKV_ASSIGN(w.rope_factors_long, b.divisors("rope_factors_long.weight", c.rope.dim / 2));
+    LONGKV_ASSIGN(w.rope_factors_short, b.divisors("rope_factors_short.weight", c.rope.dim / 2));
     c.rope.scaling = RopeScaling::kLongRope;
   }
   if (c.rope.scaling == RopeScaling::kLongRope && w.rope_factors_long.empty()) {
     return fail(Code::kCorrupt,
                 "the model says longrope, but has no tensors 'rope_factors_long' and 'rope_factors_short'");
+  }
+  for (const std::string_view name : tensors_needed(c.family)) {
+    const std::string first = "blk.0." + std::string(name);
+    if (!b.has(first)) return fail(Code::kCorrupt, "tensor '{}' is missing; models of {} have it", first, c.family);
   }
   LONGKV_TRY(b.report_unused());
   return w;

@@ -132,6 +132,7 @@ TEST(CliModels, WrongTensorsAreNamed) {
       {with("blk.1.attn_q.weight", narrow), "tensor 'blk.1.attn_q.weight' has shape [64, 63, 1, 1], expected [64, 64]"},
       {with("blk.1.attn_output.weight", deep), "tensor 'blk.1.attn_output.weight' has shape"},
       {with("token_embd.weight", tall), "200"},
+      {with("blk.1.ffn_gate.weight", missing), "tensor 'blk.1.ffn_gate.weight' is missing"},
       {with("output.weight", tall), "tensor 'output.weight' has shape"},
       {with("blk.0.ffn_norm.weight", short_vector), "tensor 'blk.0.ffn_norm.weight' has 63 values, expected 64"},
       {with("blk.0.ffn_up.weight", unknown_type), "'blk.0.ffn_up.weight'"},
@@ -159,6 +160,85 @@ TEST(CliModels, WrongKeysAreNamed) {
   cases.push_back({with_keys([](MkGguf& f) { f.f32("llama.rope.freq_base", NAN); }), "rope.freq_base"});
   cases.push_back({with_keys([](MkGguf& f) { f.u32("llama.rope.dimension_count", 4096); }), "rope.dimension_count"});
   for (const Case& c : cases) EXPECT_TRUE(refuses(longkv_program(run_on(c.model.write("bad.gguf"))), 1, c.message));
+}
+
+// Numbers that the arithmetic takes over: a wrong one would end as wrong text.
+TEST(CliModels, NumbersOutOfRangeAreNamed) {
+  for (const char* key : {"attention.scale", "attn_logit_softcapping", "final_logit_softcapping", "rope.freq_base",
+                          "rope.scaling.factor", "rope.scaling.attn_factor", "rope.scaling.yarn_beta_slow"}) {
+    for (const double value : {-1.0, 1e300}) {
+      const std::string full = std::string("llama.") + key;
+      const std::string path = with_keys([&](MkGguf& f) { f.f64(full, value); }).write("bad.gguf");
+      EXPECT_TRUE(refuses(longkv_program(run_on(path)), 1, "key '" + full + "' is ")) << value;
+    }
+  }
+  TinyModel base;
+  base.epsilon = -1.0f;
+  EXPECT_TRUE(refuses(longkv_program(run_on(base.write("bad.gguf"))), 1, "layer_norm_rms_epsilon' is -1; expected"));
+  // As other programs read it.
+  const std::string usual = with_keys([](MkGguf& f) { f.f32("llama.attention.scale", 0.0f); }).write("usual.gguf");
+  const Args answer = {"-q", "--raw", "-p", "abc", "-n", "4", "--temp", "0", "-t", "1"};
+  const auto out = [&](const std::string& path) {
+    Args args = {"run", "-m", path};
+    args.insert(args.end(), answer.begin(), answer.end());
+    return longkv_program(args).out;
+  };
+  EXPECT_EQ(out(usual), out(TinyModel().write("plain.gguf")));
+}
+
+TEST(CliModels, WhatNobodyReadsIsNotSilent) {
+  struct Case {
+    std::function<void(MkGguf&)> key;
+    std::string setting;
+  };
+  const Case changes[] = {
+      {[](MkGguf& f) { f.f32("llama.attention.clamp_kqv", 8.0f); }, "setting 'llama.attention.clamp_kqv' is 8"},
+      {[](MkGguf& f) { f.f32("llama.logit_scale", 2.0f); }, "setting 'llama.logit_scale' is 2"},
+      {[](MkGguf& f) { f.f64("llama.residual_scale", 0.5); }, "setting 'llama.residual_scale' is 0.5"},
+      {[](MkGguf& f) { f.string("llama.embedding_scale", "x"); }, "setting 'llama.embedding_scale' is no number"},
+      {[](MkGguf& f) { f.boolean("llama.attention.causal", false); }, "setting 'llama.attention.causal' is 0"},
+  };
+  for (const Case& c : changes) {
+    EXPECT_TRUE(refuses(longkv_program(run_on(with_keys(c.key).write("bad.gguf"))), 1, c.setting));
+  }
+  const std::string neutral = with_keys([](MkGguf& f) {
+                                f.f32("llama.logit_scale", 1.0f).f32("llama.attention.clamp_kqv", 0.0f);
+                                f.boolean("llama.attention.causal", true).u32("llama.vocab_size", 261);
+                              }).write("neutral.gguf");
+  EXPECT_TRUE(longkv_program(run_on(neutral)).err.empty());
+  const Case notices[] = {
+      {[](MkGguf& f) { f.u32("llama.attention.sliding_window", 64).u32("llama.new_thing", 1); },
+       "2 settings of the model file are not used by longkv: 'llama.attention.sliding_window', 'llama.new_thing'"},
+      {[](MkGguf& f) { f.u32("llama.vocab_size", 77); }, "'llama.vocab_size' is 77, but the embedding has 261 rows"},
+  };
+  for (const Case& c : notices) {
+    const std::string path = with_keys(c.key).write("noted.gguf");
+    const Outcome loose = longkv_program(run_on(path));
+    EXPECT_TRUE(succeeds(loose));
+    EXPECT_NE(loose.err.find(c.setting), std::string::npos) << loose.err;
+    EXPECT_TRUE(refuses(longkv_program(join(run_on(path), {"--strict"})), 2, c.setting));
+  }
+}
+
+// Tensors that some models have and others lack: not some of a model's layers, and not where a family needs them.
+TEST(CliModels, LayersAreAlike) {
+  const auto biased = [](const std::string& name) {
+    return with_keys([&](MkGguf& f) { f.f32_tensor(name, {64}, std::vector<float>(64, 0.1f)); });
+  };
+  EXPECT_TRUE(refuses(longkv_program(run_on(biased("blk.0.attn_q.bias").write("bad.gguf"))), 1,
+                      "tensor 'blk.1.attn_q.bias' is missing, which earlier layers have"));
+  EXPECT_TRUE(refuses(longkv_program(run_on(biased("blk.1.post_ffw_norm.weight").write("bad.gguf"))), 1,
+                      "tensor 'blk.1.post_ffw_norm.weight' is there, which earlier layers have none of"));
+  for (const auto& [family, tensor] : {std::pair{"qwen2", "blk.0.attn_q.bias"}, {"qwen3", "blk.0.attn_q_norm.weight"}}) {
+    TinyModel model;
+    model.architecture = family;
+    EXPECT_TRUE(refuses(longkv_program(run_on(model.write("bad.gguf"))), 1,
+                        std::string("tensor '") + tensor + "' is missing; models of " + family + " have it"));
+  }
+  const std::string zero =
+      with_keys([](MkGguf& f) { f.f32_tensor("rope_freqs.weight", {16}, std::vector<float>(16, 0.0f)); })
+          .write("bad.gguf");
+  EXPECT_TRUE(refuses(longkv_program(run_on(zero)), 1, "tensor 'rope_freqs.weight' holds 0; expected positive"));
 }
 
 TEST(CliModels, AVocabularyAloneTokenizesButDoesNotRun) {

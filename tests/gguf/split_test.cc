@@ -95,6 +95,16 @@ TEST(GgufSplit, FilesThatDoNotBelongTogetherAreRefused) {
   EXPECT_NE(message_of(path, Code::kCorrupt).find("file 2 of 2"), std::string::npos);
 }
 
+TEST(GgufSplit, AFurtherFileSaysNothingElse) {
+  const std::string path = shard(0, 2, 2).write(shard_name("foreign", 0, 2));
+  const std::string second = shard_name("foreign", 1, 2);
+  shard(1, 2, 2).string("general.architecture", "llama").string("general.comment", "its own").write(second);
+  EXPECT_TRUE(GgufFile::open(path).ok());
+  shard(1, 2, 2).string("general.architecture", "qwen2").write(second);
+  EXPECT_NE(message_of(path, Code::kCorrupt).find("key 'general.architecture' is not what the first file says"),
+            std::string::npos);
+}
+
 TEST(GgufSplit, KeysAreChecked) {
   message_of(shard(5, 2, 2).write("number.gguf"), Code::kCorrupt);
   message_of(MkGguf().string("split.count", "2").write("text.gguf"), Code::kCorrupt);

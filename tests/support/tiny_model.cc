@@ -64,7 +64,7 @@ std::string TinyModel::write(const std::string& name) const {
   const std::string p = architecture + ".";
   file.i64(p + "block_count", blocks).u32(p + "embedding_length", kDim).u32(p + "feed_forward_length", kHidden);
   file.u32(p + "attention.head_count", kHeads).u32(p + "attention.head_count_kv", kKvHeads);
-  file.f32(p + "attention.layer_norm_rms_epsilon", 1e-5f).u32(p + "context_length", kContext);
+  file.f32(p + "attention.layer_norm_rms_epsilon", epsilon).u32(p + "context_length", kContext);
   file.string("tokenizer.ggml.model", "gpt2").string("tokenizer.ggml.pre", pre);
   file.strings("tokenizer.ggml.tokens", words.tokens).i32s("tokenizer.ggml.token_type", words.types);
   file.strings("tokenizer.ggml.merges", words.merges).boolean("tokenizer.ggml.add_bos_token", false);

@@ -26,7 +26,8 @@ struct TinyModel {
   std::string pre = "gpt-2";
   std::string chat_template;  // empty: none
   int64_t blocks = 2;         // as the file says; the tensors are those of two
-  int64_t eos_id = -1;        // -1: the vocabulary's own
+  float epsilon = 1e-5f;
+  int64_t eos_id = -1;  // -1: the vocabulary's own
   uint64_t seed = 1;
   std::map<std::string, TensorMistake> mistakes;  // by tensor
   std::function<void(MkGguf&)> more;              // further keys

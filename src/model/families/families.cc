@@ -10,4 +10,15 @@ std::span<const Family> families() {
   return kFamilies;
 }
 
+std::span<const std::string_view> tensors_needed(std::string_view family) {
+  static constexpr std::string_view kBiases[] = {"attn_q.bias", "attn_k.bias", "attn_v.bias"};
+  static constexpr std::string_view kHeadNorms[] = {"attn_q_norm.weight", "attn_k_norm.weight"};
+  static constexpr std::string_view kGemma[] = {"attn_q_norm.weight", "attn_k_norm.weight",
+                                                "post_attention_norm.weight", "post_ffw_norm.weight"};
+  if (family == "qwen2") return kBiases;
+  if (family == "qwen3") return kHeadNorms;
+  if (family == "gemma3") return kGemma;
+  return {};
+}
+
 }  // namespace longkv

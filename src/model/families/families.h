@@ -19,6 +19,9 @@ struct Family {
 
 std::span<const Family> families();
 
+// Tensors of a layer that others may lack and every model of this family has: without them it would compute nonsense.
+std::span<const std::string_view> tensors_needed(std::string_view family);
+
 Status configure_llama(const Metadata& metadata, ModelConfig& config);  // also internlm2
 Status configure_qwen(const Metadata& metadata, ModelConfig& config);   // qwen2, qwen3
 Status configure_gemma3(const Metadata& metadata, ModelConfig& config);

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "model/families/families.h"
+#include "model/settings.h"
 
 namespace longkv {
 
@@ -21,7 +22,7 @@ Status configure_gemma3(const Metadata& metadata, ModelConfig& config) {
     RopeConfig local;
     local.pairs = config.rope.pairs;
     local.dim = config.rope.dim;
-    LONGKV_ASSIGN(local.base, metadata.real_or("gemma3.rope.freq_base_swa", 10000.0));
+    LONGKV_ASSIGN(local.base, real_within(metadata, "gemma3.rope.freq_base_swa", kMinRopeBase, kMaxRopeBase, 10000.0));
     config.rope_window = local;
   }
   // The 27B model scales by its width per head instead of the head dimension.
