@@ -168,7 +168,7 @@ Status run_chat(const ChatOptions& o) {
   ModelOptions model = o.model;
   model.can_use_card = model.can_use_disk = true;
   LONGKV_ASSIGN(Opened opened, open_model(model));
-  LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
+  LONGKV_ASSIGN(const Tokenizer tokenizer, tokenizer_of(opened.model->file()));
   if (!template_chosen(o.prompt) && !opened.model->file().metadata().has("tokenizer.chat_template")) {
     return fail(
         Code::kInvalidArgument,

@@ -323,7 +323,7 @@ Status run_eval(const EvalCommand& o) {
   // Sessions take what a length needs; what they may take at most is what was asked for or trained.
   opened.context = opened.asked_context > 0 ? opened.asked_context : opened.model->config().context;
   LONGKV_TRY(choose_form(o, opened, options));
-  LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
+  LONGKV_ASSIGN(const Tokenizer tokenizer, tokenizer_of(opened.model->file()));
   if (options.form == PromptForm::kNeedle10m && !o.chat_template.empty()) {
     return fail(Code::kInvalidArgument,
                 "needle-10m-128k is asked in the forms that it was trained on, without a chat template; leave "
@@ -348,6 +348,7 @@ Status run_eval(const EvalCommand& o) {
   }
   LONGKV_ASSIGN(const Pools pools, make_pools(o, opened));
   LONGKV_ASSIGN(const EvalEngine engine, make_engine(o, opened, pools));
+  for (const EvalRecipe& r : options.recipes) LONGKV_TRY(note_misfits(r.recipe, *opened.model));
   LONGKV_TRY(try_recipes(engine, options));
   LONGKV_ASSIGN(const EvalRunInfo info, describe_run(o, opened, options, maker, files));
   LONGKV_ASSIGN(EvalStore store, EvalStore::open(o.dir, info));

@@ -28,7 +28,7 @@ constexpr int64_t kRepeatRoom = 64;
 struct EvalKvOptions {
   GlobalOptions global;
   ModelOptions model;
-  std::string file, question, recipes = "quest,ktransformers:budget=2048,q8,q4", output = "md";
+  std::string file, question, recipes = "quest,ktransformers:budget=2048,q8,q4", output;  // empty: md
   int64_t steps = 64;
   int check_every = 4;
 };
@@ -42,7 +42,7 @@ struct Texts {
 Result<Texts> read_texts(const EvalKvOptions& o, const Tokenizer& tokenizer) {
   LONGKV_ASSIGN(const std::string document, read_text_file(o.file));
   Texts texts;
-  LONGKV_ASSIGN(texts.prompt, tokenizer.encode(document, /*add_special=*/true, /*parse_special=*/true));
+  LONGKV_ASSIGN(texts.prompt, tokenizer.encode(document, /*add_special=*/true, /*parse_special=*/false));
   if (!o.question.empty()) {
     LONGKV_ASSIGN(texts.continuation, tokenizer.encode(o.question, /*add_special=*/false, /*parse_special=*/false));
     return texts;
@@ -126,6 +126,8 @@ Status check_memory(const Opened& opened, const std::vector<Recipe>& recipes, in
 Status run_eval_kv(const EvalKvOptions& o) {
   LONGKV_TRY(apply_global_options(o.global));
   if (o.steps < 1) return fail(Code::kInvalidArgument, "-n {} must be positive", o.steps);
+  if (o.global.json && !o.output.empty() && o.output != "json")
+    return fail(Code::kInvalidArgument, "--json and -o {} contradict each other", o.output);
   std::vector<Recipe> recipes;
   for (const std::string& text : split_recipes(o.recipes)) {
     LONGKV_ASSIGN(Recipe recipe, load_recipe(text));
@@ -133,11 +135,12 @@ Status run_eval_kv(const EvalKvOptions& o) {
     recipes.push_back(std::move(recipe));
   }
   LONGKV_ASSIGN(Opened opened, open_model(o.model));
+  for (const Recipe& recipe : recipes) LONGKV_TRY(note_misfits(recipe, *opened.model));
   if (opened.recipe != Recipe{}) {
     return fail(Code::kInvalidArgument,
                 "eval-kv compares with full attention in f16; give types and recipes with --kv (quest+q8)");
   }
-  LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
+  LONGKV_ASSIGN(const Tokenizer tokenizer, tokenizer_of(opened.model->file()));
   LONGKV_ASSIGN(const Texts texts, read_texts(o, tokenizer));
   CompareOptions compare;
   compare.continuation = texts.continuation;
@@ -192,7 +195,7 @@ void add_eval_kv(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("-o,--output", o->output, "md, csv or json")
       ->check(CLI::IsMember({"md", "csv", "json"}))
-      ->capture_default_str();
+      ->default_str("md");
   command->callback([o, &exit_code] { exit_code = report(run_eval_kv(*o)); });
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/inputs.h"
 #include "commands.h"
 #include "common.h"
 #include "eval/svg.h"
@@ -78,6 +79,8 @@ Status export_learned(const GgufFile& file, const std::string& path) {
 
 Status run_inspect(const InspectOptions& o) {
   LONGKV_TRY(apply_global_options(o.global));
+  LONGKV_TRY(check_outputs_differ({{"--picture", o.picture}, {"--export", o.exported}}));
+  note_input(o.model);
   LONGKV_ASSIGN(const GgufFile file, GgufFile::open(o.model));
   std::string text = describe_gguf(file, o.global.json);
   if (holds_learned(file)) {

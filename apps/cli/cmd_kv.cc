@@ -1,6 +1,7 @@
 // `longkv kv save | restore | info`: KV states that outlive a run.
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -70,7 +71,7 @@ Status save(const KvOptions& o) {
   state.save = o.file;
   LONGKV_TRY(check_kv_state(state));
   LONGKV_ASSIGN(Opened opened, open_model(o.model));
-  LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
+  LONGKV_ASSIGN(const Tokenizer tokenizer, tokenizer_of(opened.model->file()));
   LONGKV_ASSIGN(const auto chat, choose_chat(o.prompt, *opened.model, tokenizer));
   LONGKV_ASSIGN(const std::string document, read_text_file(o.prompt.file));
   std::vector<int32_t> ids;
@@ -86,7 +87,16 @@ Status save(const KvOptions& o) {
   log_info("{}: {} tokens, {}", opened.model->config().name, ids.size(), opened.recipe.canonical());
   LONGKV_ASSIGN(const auto session, make_session(opened));
   LONGKV_TRY(session->prefill(ids, progress_line(), cancel));
-  return save_kv(state, *session);
+  LONGKV_TRY(save_kv(state, *session));
+  if (!o.global.json) return {};
+  std::error_code error;
+  const auto bytes = std::filesystem::file_size(o.file, error);
+  nlohmann::ordered_json j;
+  j["file"] = o.file;
+  j["kv"] = opened.recipe.canonical();
+  j["tokens"] = session->tokens();
+  j["bytes"] = error ? 0 : int64_t(bytes);
+  return print(json_text(j));
 }
 
 Status restore(const KvOptions& o) {
@@ -99,7 +109,7 @@ Status restore(const KvOptions& o) {
   ModelOptions model = o.model;
   if (!model.kv && model.kv_config.empty()) model.kv = recipe_of(info);
   LONGKV_ASSIGN(Opened opened, open_model(model, /*must_fit=*/false));
-  LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
+  LONGKV_ASSIGN(const Tokenizer tokenizer, tokenizer_of(opened.model->file()));
   LONGKV_TRY(check_biased_ids(params, opened.model->config().vocab));
   LONGKV_ASSIGN(const auto chat, choose_chat(o.prompt, *opened.model, tokenizer));
   const std::string text = o.prompt.no_escape ? o.prompt.text : unescape(o.prompt.text);

@@ -173,7 +173,7 @@ Status run_ppl(const PplOptions& o) {
   }
   m.can_use_card = m.can_use_disk = true;
   LONGKV_ASSIGN(const Opened opened, open_model(m));
-  LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
+  LONGKV_ASSIGN(const Tokenizer tokenizer, tokenizer_of(opened.model->file()));
   const int64_t vocab = opened.model->config().vocab;
 
   Scores scores;

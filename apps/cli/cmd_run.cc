@@ -56,6 +56,8 @@ Status run(const RunOptions& o) {
   LONGKV_ASSIGN(const SamplingParams params, resolve_sampling(o.sampling));
   if (o.explain && !o.stats_file.empty())
     return fail(Code::kInvalidArgument, "--kv-explain runs nothing, so there are no --stats to write");
+  LONGKV_TRY(check_outputs_differ(
+      {{"--stats", o.stats_file}, {"--kv-save", o.kv_state.save}, {"--prompt-cache", o.kv_state.cache}}));
   std::optional<AtomicFile> stats;  // opened first: a long prompt is not read for a file that cannot be written
   if (!o.stats_file.empty()) {
     LONGKV_ASSIGN(stats, AtomicFile::create(o.stats_file));
@@ -68,7 +70,7 @@ Status run(const RunOptions& o) {
   model.can_use_disk = true;
   LONGKV_ASSIGN(Opened opened, open_model(model, /*must_fit=*/!o.explain));
   if (o.explain) return explain_kv(opened, o.global.json);
-  LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
+  LONGKV_ASSIGN(const Tokenizer tokenizer, tokenizer_of(opened.model->file()));
   LONGKV_TRY(check_biased_ids(params, opened.model->config().vocab));
   LONGKV_ASSIGN(const auto chat, choose_chat(o.prompt, *opened.model, tokenizer));
   LONGKV_ASSIGN(const int64_t room, prompt_room(o.predict, opened.context));

@@ -161,7 +161,7 @@ Status run_score(const ScoreOptions& o) {
   ModelOptions m = o.model;
   m.can_use_card = m.can_use_disk = true;
   LONGKV_ASSIGN(const Opened opened, open_model(m));
-  LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
+  LONGKV_ASSIGN(const Tokenizer tokenizer, tokenizer_of(opened.model->file()));
   LONGKV_ASSIGN(const auto session, make_session(opened));
   const std::atomic<bool>* cancel = install_interrupt_flag();
   TextScorer scorer(*session, tokenizer, cancel);

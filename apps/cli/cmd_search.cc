@@ -48,7 +48,7 @@ Status search(const SearchOptions& o) {
   LONGKV_ASSIGN(AtomicFile output, AtomicFile::create(o.output));
   LONGKV_ASSIGN(const std::string text, read_text_file(o.file));
   LONGKV_ASSIGN(Opened opened, open_model(o.model));
-  LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
+  LONGKV_ASSIGN(const Tokenizer tokenizer, tokenizer_of(opened.model->file()));
   LONGKV_ASSIGN(std::vector<int32_t> ids, tokenizer.encode(text, /*add_special=*/true, /*parse_special=*/false));
   // The last chunk is what is compared, so it must be whole.
   const int64_t wanted = std::min(int64_t(ids.size()), opened.context) / o.queries * o.queries;

@@ -69,11 +69,12 @@ Status run(const Options& options) {
     return fail(Code::kInvalidArgument, "give the text as -f FILE or as -p TEXT{}",
                 options.file ? ", not as both" : "");
   LONGKV_ASSIGN(const GgufFile model, GgufFile::open(options.model));
-  LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(model.metadata(), options.override_pre));
+  LONGKV_ASSIGN(const Tokenizer tokenizer, tokenizer_of(model, options.override_pre));
   std::string text = options.prompt.value_or("");
   if (options.file) {
     LONGKV_ASSIGN(text, read_file(*options.file));
   }
+  LONGKV_TRY(check_utf8(text, options.file ? "'" + *options.file + "'" : "-p"));
   LONGKV_ASSIGN(const auto ids, tokenizer.encode(text, !options.no_bos, !options.no_parse_special));
   return print(describe(tokenizer, ids, options));
 }

@@ -102,7 +102,7 @@ Status train(const TrainCommand& command, bool gates) {
   model.can_use_card = model.card_reads = true;
   model.learn_chunk = o.lessons.max_chunk;
   LONGKV_ASSIGN(const Opened opened, open_model(model));
-  LONGKV_ASSIGN(const Tokenizer tokenizer, Tokenizer::from_metadata(opened.model->file().metadata()));
+  LONGKV_ASSIGN(const Tokenizer tokenizer, tokenizer_of(opened.model->file()));
   if (!command.gates.empty()) {
     const ModelConfig& c = opened.model->config();
     LONGKV_ASSIGN(const DuoGates loaded, load_gates(command.gates, c.kv_shape(), model_identity(c)));

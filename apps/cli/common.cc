@@ -5,7 +5,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include "base/bandwidth.h"
@@ -132,7 +134,8 @@ Result<int64_t> parse_size(const std::string& text, const std::string& option) {
   } else if (*end != '\0') {
     unit = 0;
   }
-  if (end == text.c_str() || unit == 0 || number < 0)
+  // What is no digit first would be skipped as a blank or read as a sign.
+  if (end == text.c_str() || unit == 0 || number < 0 || text.front() < '0' || text.front() > '9')
     return fail(Code::kInvalidArgument, "{} '{}' must be a number, optionally with K, M or G", option, text);
   int64_t value = 0;
   if (errno != 0 || __builtin_mul_overflow(int64_t(number), unit, &value)) {
@@ -274,6 +277,7 @@ Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
   opened.order = o.prefill_order == "chunk" ? PrefillOrder::kChunkMajor : PrefillOrder::kLayerMajor;
   LONGKV_ASSIGN(const std::shared_ptr<LoadedModel> model, LoadedModel::load(o.model, rope_overrides(o)));
   opened.model = model;
+  LONGKV_TRY(note_misfits(opened.recipe, *model));
   if (threads == 0) threads = default_threads();
   opened.pool = std::make_unique<ThreadPool>(threads);
   if (opened.pool->threads() < threads) {
@@ -314,6 +318,30 @@ Result<Opened> open_model(const ModelOptions& o, bool must_fit) {
                            opened.context, opened.model->config().context)));
   }
   return opened;
+}
+
+Result<Tokenizer> tokenizer_of(const GgufFile& file, std::string_view override_pre) {
+  auto tokenizer = Tokenizer::from_metadata(file.metadata(), override_pre);
+  if (!tokenizer.ok()) return tokenizer.status().with_context(file.path());
+  return tokenizer;
+}
+
+Status check_outputs_differ(const std::vector<std::pair<const char*, std::string>>& outputs) {
+  std::map<std::filesystem::path, const char*> seen;
+  for (const auto& [option, path] : outputs) {
+    std::error_code error;
+    // Devices take what several write.
+    if (path.empty() || (std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error)))
+      continue;
+    auto place = std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error);
+    if (error) place = path;
+    const auto [it, added] = seen.emplace(place, option);
+    if (!added) {
+      return fail(Code::kInvalidArgument, "{} and {} both name '{}', where only one can be kept; name two files",
+                  it->second, option, path);
+    }
+  }
+  return {};
 }
 
 Result<std::unique_ptr<Session>> make_session(const Opened& opened, int64_t context) {

@@ -6,12 +6,16 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/threads.h"
 #include "engine/session.h"
 #include "kv/recipe.h"
 #include "longkv/status.h"
 #include "model/model.h"
+#include "tokenizer/tokenizer.h"
 
 namespace longkv::cli {
 
@@ -88,6 +92,13 @@ Result<Opened> open_model(const ModelOptions& options, bool must_fit = true);
 // A session of opened.context tokens, or of `context`. On the card if one was chosen; a sequence that does not fit
 // there runs on the CPU with a line that says so, unless the card was asked for.
 Result<std::unique_ptr<Session>> make_session(const Opened& opened, int64_t context = 0);
+
+// The tokenizer of a model file. Errors name the file.
+Result<Tokenizer> tokenizer_of(const GgufFile& file, std::string_view override_pre = {});
+
+// Outputs of one run, by the options that name them. Error kInvalidArgument if two of them are the same file: only the
+// last would be left.
+Status check_outputs_differ(const std::vector<std::pair<const char*, std::string>>& outputs);
 
 // Bytes/s that the pool's threads read from memory, measured now; 0 when there is no memory to measure with, or when
 // `cancel` is set before the figure is there.

@@ -49,6 +49,10 @@ int main(int argc, char** argv) {
   check_values_strictly(app);
   std::vector<std::string> arguments = library_spelling({argv + 1, argv + argc});
   if (arguments.size() == 1 && arguments.front() == "--version") arguments.front() = "version";
+  if (!arguments.empty() && arguments.front() == "help") {  // "help run" as "run --help"
+    arguments.erase(arguments.begin());
+    arguments.emplace_back("--help");
+  }
   try {
     const std::string unknown = unknown_name(app, arguments);
     if (!unknown.empty()) return usage_error(unknown);

@@ -1,7 +1,9 @@
 #include "planning.h"
 
+#include "base/log.h"
 #include "grad/chunk_scorer.h"
 #include "kv/index/index.h"
+#include "kv/recipe/fit.h"
 #include "model_label.h"
 #include "output.h"
 #include "prefill/sparse.h"
@@ -46,6 +48,13 @@ Status check_recipe_files(const Opened& opened) {
   IndexSpec index = opened.recipe.index;
   for (index.layer = opened.recipe.select.dense_layers; index.layer < shape.layers; ++index.layer) {
     if (shape.window_of(index.layer) == 0) LONGKV_TRY(make_index(index, shape, 1).status());
+  }
+  return {};
+}
+
+Status note_misfits(const Recipe& recipe, const LoadedModel& model) {
+  for (const std::string& misfit : recipe_misfits(recipe, model.config().kv_shape())) {
+    LONGKV_TRY(notice(fmt::format("{}: {}", recipe.name, misfit)));
   }
   return {};
 }

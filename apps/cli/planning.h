@@ -23,6 +23,9 @@ Result<KvPlan> plan_for(const LoadedModel& model, const Recipe& recipe, int64_t 
 // a run with them would have.
 Status check_recipe_files(const Opened& opened);
 
+// A notice for each thing that the recipe names and the model does not have.
+Status note_misfits(const Recipe& recipe, const LoadedModel& model);
+
 // `--kv-explain`: canonical recipe, plan and bytes per token to standard output.
 Status explain_kv(const Opened& opened, bool json);
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cctype>
 #include <charconv>
+#include <cmath>
 #include <cstdint>
 #include <string_view>
 
@@ -96,6 +97,16 @@ std::string whole_number(std::string& text) {
   return "";
 }
 
+std::string real_number(std::string& text) {
+  double value = 0;
+  const char* begin = text.data() + (text.starts_with('+') ? 1 : 0);
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(begin, end, value);
+  if (error == std::errc::result_out_of_range) return fmt::format("{} is out of range", text);
+  if (error != std::errc() || stop != end || !std::isfinite(value)) return fmt::format("'{}' is not a number", text);
+  return "";
+}
+
 std::string not_empty(std::string& text) { return text.empty() ? "the value is empty" : ""; }
 
 }  // namespace
@@ -121,6 +132,8 @@ void check_values_strictly(CLI::App& app) {
       });
       if (type.starts_with("INT")) {
         option->transform(CLI::Validator(whole_number, ""));
+      } else if (type.starts_with("FLOAT")) {
+        option->transform(CLI::Validator(real_number, ""));
       } else if (!may_be_empty) {
         option->transform(CLI::Validator(not_empty, ""));
       }

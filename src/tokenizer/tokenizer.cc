@@ -1,8 +1,11 @@
 #include "tokenizer/tokenizer.h"
 
+#include <algorithm>
 #include <deque>
 
 #include "base/error.h"
+#include "base/log.h"
+#include "gguf/printable.h"
 #include "tokenizer/byte_bpe.h"
 #include "tokenizer/sentence_piece.h"
 #include "tokenizer/special_matcher.h"
@@ -124,6 +127,7 @@ Result<std::vector<int32_t>> Tokenizer::encode_parts(std::span<const TextPart> p
   if (sentence_piece) pieces.emplace(v, *impl_->pieces);
   std::deque<std::string> buffers;  // the cache refers to them
   bool after_special = true;
+  int64_t unknown = 0;  // tokens that stand for what has none
   for (const Fragment& fragment : fragments) {
     if (fragment.id != kNoToken) {
       ids.push_back(fragment.id);
@@ -148,7 +152,13 @@ Result<std::vector<int32_t>> Tokenizer::encode_parts(std::span<const TextPart> p
       }
       text = buffer;
     }
+    const auto from = ptrdiff_t(ids.size());
     LONGKV_TRY(sentence_piece ? pieces->encode(text, cache, ids) : bpe.encode(text, cache, ids));
+    if (v.valid(v.special.unknown)) unknown += std::count(ids.begin() + from, ids.end(), v.special.unknown);
+  }
+  if (unknown > 0) {
+    LONGKV_TRY(notice(fmt::format("{} places of the text have no token in this vocabulary and became '{}'", unknown,
+                                  printable(v.piece(v.special.unknown)))));
   }
   if (add_special && v.add_eos) ids.push_back(v.special.eos);
   return ids;

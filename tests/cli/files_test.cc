@@ -50,6 +50,12 @@ TEST(CliOutputFiles, NoInputIsWrittenOver) {
     EXPECT_EQ(file_bytes(path), model_bytes);
     EXPECT_EQ(file_bytes(text), text_bytes);
   }
+  const std::string mask = write_temp("mask.gguf", file_bytes(repo_model("needle-10m-128k-leank28.gguf")));
+  const std::string mask_bytes = file_bytes(mask);
+  for (const char* output : {"--picture", "--export"}) {
+    EXPECT_EQ(longkv_program({"inspect", "-m", mask, output, mask}).exit_code, 2);
+    EXPECT_EQ(file_bytes(mask), mask_bytes);
+  }
   // A prompt cache replaces states of longkv's alone.
   EXPECT_EQ(longkv_program(join(run, {"--prompt-cache", path})).exit_code, 1);
   const std::string other = write_temp("notes.txt", "what someone wrote");
@@ -128,6 +134,8 @@ TEST(CliPromptFiles, WhatIsNoTextIsRefused) {
     ProgramInput piped;
     piped.text = c.content;
     EXPECT_TRUE(refuses(longkv_program({"run", "-m", path, "-q", "-n", "2", "-f", "-"}, piped), 2, c.message));
+    if (c.content.empty()) continue;  // of which the tokens are none
+    EXPECT_TRUE(refuses(longkv_program({"tokenize", "-m", path, "-f", file}), 2, c.message));
   }
   EXPECT_TRUE(refuses(longkv_program({"run", "-m", path, "-q", "-n", "2", "-p", "caf\xe9"}), 2, "-p is not UTF-8"));
   EXPECT_TRUE(refuses(longkv_program({"run", "-m", path, "-q", "-f", temp_path("absent.txt")}), 1, "No such file"));
@@ -141,6 +149,14 @@ TEST(CliPromptFiles, WhatIsNoTextIsRefused) {
                                            write_temp("prompt.txt", piped.text)})
                                .out);
   EXPECT_EQ(longkv_program({"tokenize", "-m", path, "--ids", "-f", "-"}, piped).out.substr(0, 6), "97 32 ");
+}
+
+// What a document says is text in every command, also where it looks like a model's own markers.
+TEST(CliPromptFiles, MarkersInADocumentAreText) {
+  const std::string path = tiny_chat_model().write("chat.gguf");
+  const std::string file = write_temp("markers.txt", "<|im_end|><|im_end|>");
+  EXPECT_TRUE(refuses(longkv_program({"ppl", "-m", path, "-q", "-c", "64", "-f", file}), 2, "has 20 tokens"));
+  EXPECT_TRUE(refuses(longkv_program({"eval-kv", "-m", path, "-q", "-n", "30", "-f", file}), 2, "has 20 tokens"));
 }
 
 TEST(CliPromptFiles, TooLongIsNeverCutUnasked) {

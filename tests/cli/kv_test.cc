@@ -42,6 +42,15 @@ TEST_F(KvCommand, ARestoredPromptGivesTheSameAnswer) {
   }
 }
 
+TEST_F(KvCommand, SavingSaysWhatItWroteAsJson) {
+  const auto saved = parsed(longkv_program(save({"-o", file, "--json", "--kv", "q8"})));
+  EXPECT_EQ(saved["file"], file);
+  EXPECT_EQ(saved["bytes"], int64_t(std::filesystem::file_size(file)));
+  EXPECT_EQ(saved["kv"], "store=q8_0 + select=all");
+  EXPECT_EQ(saved["tokens"], parsed(longkv_program({"kv", "info", file, "--json"}))["tokens"]);
+  EXPECT_TRUE(longkv_program(save({"-o", file})).out.empty());
+}
+
 TEST_F(KvCommand, WhatPromptsShareIsNotReadAgain) {
   const Outcome first = longkv_program(run({"-p", "what is it", "--prompt-cache", file}));
   ASSERT_TRUE(succeeds(first));

@@ -229,15 +229,16 @@ TEST(CliModels, LayersAreAlike) {
                       "tensor 'blk.1.attn_q.bias' is missing, which earlier layers have"));
   EXPECT_TRUE(refuses(longkv_program(run_on(biased("blk.1.post_ffw_norm.weight").write("bad.gguf"))), 1,
                       "tensor 'blk.1.post_ffw_norm.weight' is there, which earlier layers have none of"));
-  for (const auto& [family, tensor] : {std::pair{"qwen2", "blk.0.attn_q.bias"}, {"qwen3", "blk.0.attn_q_norm.weight"}}) {
+  for (const auto& [family, tensor] :
+       {std::pair{"qwen2", "blk.0.attn_q.bias"}, {"qwen3", "blk.0.attn_q_norm.weight"}}) {
     TinyModel model;
     model.architecture = family;
     EXPECT_TRUE(refuses(longkv_program(run_on(model.write("bad.gguf"))), 1,
                         std::string("tensor '") + tensor + "' is missing; models of " + family + " have it"));
   }
-  const std::string zero =
-      with_keys([](MkGguf& f) { f.f32_tensor("rope_freqs.weight", {16}, std::vector<float>(16, 0.0f)); })
-          .write("bad.gguf");
+  const std::string zero = with_keys([](MkGguf& f) {
+                             f.f32_tensor("rope_freqs.weight", {16}, std::vector<float>(16, 0.0f));
+                           }).write("bad.gguf");
   EXPECT_TRUE(refuses(longkv_program(run_on(zero)), 1, "tensor 'rope_freqs.weight' holds 0; expected positive"));
 }
 
@@ -256,7 +257,8 @@ TEST(CliModels, AVocabularyAloneTokenizesButDoesNotRun) {
   // What a file lacks is the file's fault, not the user's.
   const std::string nothing = MkGguf().write("nothing.gguf");
   EXPECT_TRUE(refuses(longkv_program(run_on(nothing)), 1, "key 'general.architecture' is missing"));
-  EXPECT_TRUE(refuses(longkv_program({"tokenize", "-m", nothing, "-p", "ab"}), 1, "tokenizer.ggml.model"));
+  EXPECT_TRUE(refuses(longkv_program({"tokenize", "-m", nothing, "-p", "ab"}), 1,
+                      "nothing.gguf: key 'tokenizer.ggml.model' is missing"));
   EXPECT_TRUE(refuses(longkv_program(run_on(MkGguf().string("general.architecture", "llama").write("nothing.gguf"))), 1,
                       "is missing"));
 }

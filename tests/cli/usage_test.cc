@@ -85,6 +85,13 @@ TEST(CliUsage, WrongUsageIsNamedAndPrintsNothing) {
       {join(run, {"-v", "-q"}), "--quiet"},
       {join(run, {"--temp", "nan"}), "--temp"},
       {join(run, {"--temp", "1e999"}), "--temp"},
+      {join(run, {"--temp", "0x10"}), "'0x10' is not a number"},
+      {join(run, {"--temp", " 1"}), "' 1' is not a number"},
+      {join(run, {"--top-p", "1e-400"}), "1e-400 is out of range"},
+      {join(run, {"-c", " 5"}), "--ctx-size ' 5' must be a number"},
+      {join(run, {"--stats", "same", "--kv-save", "./same"}), "--stats and --kv-save both name './same'"},
+      {{"inspect", "-m", model, "--picture", "same", "--export", "same"}, "--picture and --export both name"},
+      {{"eval-kv", "-m", model, "-f", text, "--json", "-o", "csv"}, "--json and -o csv contradict each other"},
       {join(run, {"--temp", "-101"}), "--temp -101 must lie in [-100, 100]"},
       {join(run, {"--top-p", "2"}), "--top-p"},
       {join(run, {"--samplers", "top_k;magic"}), "magic"},
@@ -100,7 +107,7 @@ TEST(CliUsage, WrongUsageIsNamedAndPrintsNothing) {
       {join(run, {"-f", text, "--keep-first", "--keep-last"}), "contradict"},
       {join(run, {"--rope-scale", "2"}), "--rope-scaling"},
       {join(run, {"--rope-scaling", "yarn", "--rope-scale", "0"}), "--rope-scale 0"},
-      {join(run, {"--rope-scaling", "yarn", "--rope-scale", "inf"}), "--rope-scale inf"},
+      {join(run, {"--rope-scaling", "yarn", "--rope-scale", "inf"}), "--rope-scale: 'inf' is not a number"},
       {join(run, {"--rope-freq-base", "nan"}), "--rope-freq-base"},
       {join(run, {"--yarn-orig-ctx", "64"}), "it needs yarn or longrope"},
       {join(run, {"--kv-explain", "--stats", text}), "--stats"},
@@ -315,6 +322,14 @@ TEST(CliUsage, EveryNoticeIsAnErrorWhenStrict) {
       {join(run, {"-b", "64"}), "--batch-size is ignored"},
       {join(run, {"-c", "4096"}), "beyond the 512"},
       {join(run, {"--kv", "select=all + store=q8_0", "-ctk", "q4_0"}), "--cache-type-k q4_0 is used, not q8_0"},
+      {join(run, {"--kv", "index=minmax + select=topk(budgets=\"2K,2K,2K\")"}),
+       "budgets has 3 layers of a model of 2: the last 1 have no effect"},
+      {join(run, {"--kv", "index=minmax + select=topk(budgets=\"2K/2K\")"}), "budgets has 2 KV heads in a layer of 1"},
+      {join(run, {"--kv", "index=minmax + select=topk(dense=\"0,7\")"}),
+       "dense names layer 7 of a model whose last is 1"},
+      {join(run, {"--kv", "index=channels(channels=64) + select=topk"}), "channels=64 of keys of 32 channels"},
+      {{"eval-kv", "-m", model, "-f", text, "-n", "4", "--kv", "index=channels(channels=64) + select=topk"},
+       "channels=64 of keys of 32 channels"},
       {join(configured, {"-ub", "16"}), "--ubatch-size 16 is used, not chunk_size=64"},
       {join(configured, {"-c", "100"}), "--ctx-size 100 is used, not max_seq_len=400"},
       {join(configured, {"-t", "2"}), "--threads 2 is used, not threads_num=1"},
@@ -333,6 +348,14 @@ TEST(CliUsage, EveryNoticeIsAnErrorWhenStrict) {
   const Outcome silent = longkv_program(join(configured, {"-ub", "64", "-c", "400", "-t", "1", "-q"}));
   EXPECT_TRUE(succeeds(silent));
   EXPECT_TRUE(silent.err.empty()) << "the same values need no notice: " << silent.err;
+}
+
+TEST(CliUsage, HelpIsACommandToo) {
+  const Outcome help = longkv_program({"help"});
+  EXPECT_TRUE(succeeds(help));
+  EXPECT_EQ(help.out, longkv_program({"--help"}).out);
+  EXPECT_EQ(longkv_program({"help", "kv", "save"}).out, longkv_program({"kv", "save", "--help"}).out);
+  EXPECT_TRUE(refuses(longkv_program({"help", "rum"}), 2, "did you mean 'run'?"));
 }
 
 TEST(CliUsage, AConfigFileSetsWhatTheCommandLineDoesNot) {

@@ -166,6 +166,8 @@ TEST(Recipe, MistakesAreNamedWithPositionAndHelp) {
   expect_refused("quest:budget=lots", {"position 14", "budget='lots'", "whole number"});
   expect_refused("quest:budget=99999999999999999999G", {"out of range"});
   expect_refused("quest:budget=9999999999G", {"out of range"});
+  EXPECT_TRUE(parse_recipe("quest:budget=1099511627776").ok()) << "the largest that the message allows";
+  expect_refused("quest:budget=1099511627777", {"out of range"});
   expect_refused("quest:budget=-5", {"is no number"});
   expect_refused("quest:budget=0", {"out of range"});
   expect_refused("quest:budget", {"position 13", "'='"});

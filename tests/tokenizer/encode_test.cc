@@ -6,6 +6,7 @@
 #include <map>
 #include <random>
 
+#include "base/log.h"
 #include "gguf/gguf.h"
 #include "support/paths.h"
 #include "support/vocabularies.h"
@@ -258,6 +259,21 @@ TEST(Encode, HostileTextsComeBackByteForByte) {
       EXPECT_EQ(tokenizer->decode(*ids), text) << name << " " << label;
     }
   }
+}
+
+// A vocabulary may lack a byte; what stands for it is often a control token.
+TEST(Encode, WhatHasNoTokenIsNotSilent) {
+  test::TinyBpe words({});
+  words.tokens['q'] = "no byte";
+  test::MkGguf file = words.file();
+  file.u32("tokenizer.ggml.unknown_token_id", uint32_t(words.eos));
+  const auto tokenizer = test::open_tokenizer(file);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().message();
+  const int64_t before = notice_count();
+  EXPECT_EQ(tokenizer->encode("ab<|eos|>c", false, true)->size(), 4u);
+  EXPECT_EQ(notice_count(), before) << "a marker that is asked for is no stand-in";
+  EXPECT_EQ(*tokenizer->encode("aqb", false, false), (std::vector<int32_t>{'a', words.eos, 'b'}));
+  EXPECT_EQ(notice_count(), before + 1);
 }
 
 // MB/s of CPU time. The bound is far below what is usual; a quadratic loop would miss it by orders of magnitude.

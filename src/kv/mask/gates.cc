@@ -84,6 +84,8 @@ bool is_gates_sidecar(const GgufFile& file) { return file.find(kTensor) != nullp
 Result<DuoGates> read_gates_sidecar(const GgufFile& file) {
   constexpr int64_t kMost = 1 << 20;
   const Metadata& meta = file.metadata();
+  if (!meta.has("kv.duo.version"))
+    return fail(Code::kCorrupt, "{}: not a file of gates: key 'kv.duo.version' is missing", file.path());
   LONGKV_ASSIGN(const int64_t version, meta.integer("kv.duo.version", 0, kMost));
   if (version != kVersion) {
     return fail(Code::kUnsupported, "{}: gates of version {}; this longkv reads version {}", file.path(), version,

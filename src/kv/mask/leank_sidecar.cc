@@ -68,6 +68,8 @@ bool is_leank_sidecar(const GgufFile& file) { return file.find(kAlpha) != nullpt
 
 Result<LeankSidecar> read_leank_sidecar(const GgufFile& file) {
   const Metadata& meta = file.metadata();
+  if (!meta.has("kv.leank.version"))
+    return fail(Code::kCorrupt, "{}: not a channel mask: key 'kv.leank.version' is missing", file.path());
   LONGKV_ASSIGN(const int64_t version, meta.integer("kv.leank.version", 0, kMost));
   if (version < 1 || version > kNewest) {
     return fail(Code::kUnsupported, "{}: channel mask of version {}; this longkv reads up to version {}", file.path(),

@@ -78,7 +78,7 @@ Result<int64_t> parse_size(const std::string& what, const RecipeWord& word, int6
     if (shift != 0) digits.pop_back();
   }
   if (digits.empty() || digits.find_first_not_of("0123456789") != std::string::npos) return refuse("is no number");
-  if (digits.size() > 12) return refuse("is out of range");
+  if (digits.size() > 18) return refuse("is out of range");
   const auto value = checked_mul(uint64_t(std::stoll(digits)), uint64_t{1} << shift);
   if (!value || *value > uint64_t(max) || int64_t(*value) < min) return refuse("is out of range");
   return int64_t(*value);
