@@ -72,9 +72,10 @@ Status run(const Options& options) {
   LONGKV_ASSIGN(const Tokenizer tokenizer, tokenizer_of(model, options.override_pre));
   std::string text = options.prompt.value_or("");
   if (options.file) {
-    LONGKV_ASSIGN(text, read_file(*options.file));
+    LONGKV_ASSIGN(text, read_text_file(*options.file, /*may_be_empty=*/true));
+  } else {
+    LONGKV_TRY(check_utf8(text, "-p"));
   }
-  LONGKV_TRY(check_utf8(text, options.file ? "'" + *options.file + "'" : "-p"));
   LONGKV_ASSIGN(const auto ids, tokenizer.encode(text, !options.no_bos, !options.no_parse_special));
   return print(describe(tokenizer, ids, options));
 }

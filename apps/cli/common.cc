@@ -145,7 +145,7 @@ Result<int64_t> parse_size(const std::string& text, const std::string& option) {
   return value;
 }
 
-Result<std::string> read_file(const std::string& path, uint64_t limit) {
+Result<std::string> read_file(const std::string& path, uint64_t limit, bool until_zero) {
   const std::unique_ptr<FILE, int (*)(FILE*)> opened(path == "-" ? nullptr : std::fopen(path.c_str(), "rbe"),
                                                      [](FILE* f) { return f == nullptr ? 0 : std::fclose(f); });
   FILE* in = path == "-" ? stdin : opened.get();
@@ -155,16 +155,18 @@ Result<std::string> read_file(const std::string& path, uint64_t limit) {
   char buffer[1 << 16];
   while (const size_t n = std::fread(buffer, 1, sizeof(buffer), in)) {
     text.append(buffer, n);
+    if (until_zero && std::memchr(buffer, 0, n) != nullptr) return text;
     if (text.size() > limit) return fail(Code::kInvalidArgument, "'{}' is larger than {} bytes", path, limit);
   }
   if (std::ferror(in) != 0) return fail(Code::kIo, "cannot read '{}': {}", path, std::strerror(errno));
   return text;
 }
 
-Result<std::string> read_text_file(const std::string& path) {
-  LONGKV_ASSIGN(std::string text, read_file(path));
-  if (text.empty()) return fail(Code::kInvalidArgument, "'{}' is empty", path);
-  LONGKV_TRY(check_utf8(text, "'" + path + "'"));
+Result<std::string> read_text_file(const std::string& path, bool may_be_empty) {
+  LONGKV_ASSIGN(std::string text, read_file(path, Tokenizer::kMaxTextBytes, /*until_zero=*/true));
+  const std::string what = path == "-" ? "standard input" : "'" + path + "'";
+  if (text.empty() && !may_be_empty) return fail(Code::kInvalidArgument, "{} is empty", what);
+  LONGKV_TRY(check_utf8(text, what));
   return text;
 }
 

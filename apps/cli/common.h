@@ -107,10 +107,12 @@ double read_bandwidth(ThreadPool& pool, const std::atomic<bool>* cancel = nullpt
 // "128K" -> 131072. K, M, G are powers of two. Errors: kInvalidArgument naming the option.
 Result<int64_t> parse_size(const std::string& text, const std::string& option);
 
-// Whole file ("-" = standard input). Errors: kIo, kInvalidArgument when larger than `limit` bytes.
-Result<std::string> read_file(const std::string& path, uint64_t limit = uint64_t(1) << 32);
-// The same for a text that must not be empty and must be UTF-8. Errors: also kInvalidArgument.
-Result<std::string> read_text_file(const std::string& path);
+// Whole file ("-" = standard input). Errors: kIo, kInvalidArgument when larger than `limit` bytes. `until_zero`: no
+// more is read once a zero byte was found, as one is soon in what has no end.
+Result<std::string> read_file(const std::string& path, uint64_t limit = uint64_t(1) << 32, bool until_zero = false);
+// The same for a text that must be UTF-8, short enough to be tokenized, and not empty unless it may be. Errors: also
+// kInvalidArgument.
+Result<std::string> read_text_file(const std::string& path, bool may_be_empty = false);
 // kInvalidArgument with the offset of the first bad byte when `text` is not UTF-8 or holds a zero byte.
 Status check_utf8(const std::string& text, const std::string& what);
 

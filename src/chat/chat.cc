@@ -192,7 +192,15 @@ Result<std::vector<ChatPiece>> Chat::pieces(std::span<const ChatMessage> message
     TemplateInput input;
     input.messages = &list;
     input.add_generation_prompt = generation_prompt;
-    return pieces(input);
+    LONGKV_ASSIGN(std::vector<ChatPiece> written, pieces(input));
+    const bool said = std::any_of(messages.begin(), messages.end(), [](const auto& m) { return !blank(m.content); });
+    const bool heard = std::any_of(written.begin(), written.end(),
+                                   [](const ChatPiece& piece) { return !piece.literal && !blank(piece.text); });
+    if (said && !heard) {
+      return fail(Code::kInvalidArgument,
+                  "the chat template leaves out everything that was said; choose a format with --chat-template");
+    }
+    return written;
   }
   std::vector<ChatPiece> result;
   LONGKV_TRY(format_.append(messages, result));

@@ -110,14 +110,16 @@ Status apply_overrides(const RopeOverrides& o, ModelConfig& c) {
     c.rope.scaling = *o.scaling;
   }
   if (o.base) {
-    if (!(*o.base > 1.0) || !std::isfinite(*o.base))
-      return fail(Code::kInvalidArgument, "--rope-freq-base {} must be a number above 1", *o.base);
+    if (!(*o.base >= kMinRopeBase && *o.base <= kMaxRopeBase))
+      return fail(Code::kInvalidArgument, "--rope-freq-base {} must be a number above 1, at most {}", *o.base,
+                  kMaxRopeBase);
     changed("base", fmt::format("{}", c.rope.base), fmt::format("{}", *o.base));
     c.rope.base = *o.base;
   }
   if (o.factor) {
-    if (!(*o.factor > 0.0) || !std::isfinite(*o.factor))
-      return fail(Code::kInvalidArgument, "--rope-scale {} must be a positive number", *o.factor);
+    if (!(*o.factor >= 1.0 / kMaxFactor && *o.factor <= kMaxFactor))
+      return fail(Code::kInvalidArgument, "--rope-scale {} must be a positive number from {} to {}", *o.factor,
+                  1.0 / kMaxFactor, kMaxFactor);
     if (c.rope.scaling == RopeScaling::kNone) {
       return fail(Code::kInvalidArgument, "--rope-scale needs --rope-scaling linear, ntk or yarn");
     }

@@ -151,6 +151,14 @@ TEST(CliPromptFiles, WhatIsNoTextIsRefused) {
   EXPECT_EQ(longkv_program({"tokenize", "-m", path, "--ids", "-f", "-"}, piped).out.substr(0, 6), "97 32 ");
 }
 
+TEST(CliPromptFiles, WhatNeverEndsIsRefusedAtOnce) {
+  for (const char* command : {"run", "tokenize"}) {
+    const Outcome o = longkv_program({command, "-m", model(), "-f", "/dev/zero"});
+    EXPECT_TRUE(refuses(o, 2, "'/dev/zero' is binary or UTF-16"));
+    EXPECT_LT(o.seconds, 5) << "it would take gigabytes of memory";
+  }
+}
+
 // What a document says is text in every command, also where it looks like a model's own markers.
 TEST(CliPromptFiles, MarkersInADocumentAreText) {
   const std::string path = tiny_chat_model().write("chat.gguf");
