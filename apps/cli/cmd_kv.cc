@@ -83,6 +83,10 @@ Status save(const KvOptions& o) {
     LONGKV_ASSIGN(ids, tokenizer.encode(document, /*add_special=*/true, /*parse_special=*/false));
   }
   if (opened.asked_context == 0) opened.context = std::min(opened.context, std::max<int64_t>(1, int64_t(ids.size())));
+  if (int64_t(ids.size()) > opened.context) {
+    return fail(Code::kInvalidArgument, "the document has {} tokens and the context is {}; use a larger -c", ids.size(),
+                opened.context);
+  }
   const std::atomic<bool>* cancel = install_interrupt_flag();
   log_info("{}: {} tokens, {}", opened.model->config().name, ids.size(), opened.recipe.canonical());
   LONGKV_ASSIGN(const auto session, make_session(opened));

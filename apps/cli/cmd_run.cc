@@ -56,6 +56,10 @@ Status run(const RunOptions& o) {
   LONGKV_ASSIGN(const SamplingParams params, resolve_sampling(o.sampling));
   if (o.explain && !o.stats_file.empty())
     return fail(Code::kInvalidArgument, "--kv-explain runs nothing, so there are no --stats to write");
+  if (o.explain && !(o.kv_state.save.empty() && o.kv_state.restore.empty() && o.kv_state.cache.empty())) {
+    return fail(Code::kInvalidArgument,
+                "--kv-explain runs nothing; leave --kv-save, --kv-restore and --prompt-cache out");
+  }
   LONGKV_TRY(check_outputs_differ(
       {{"--stats", o.stats_file}, {"--kv-save", o.kv_state.save}, {"--prompt-cache", o.kv_state.cache}}));
   std::optional<AtomicFile> stats;  // opened first: a long prompt is not read for a file that cannot be written

@@ -8,10 +8,12 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "commands.h"
 #include "common.h"
 #include "gguf/gguf.h"
 #include "output.h"
+#include "tokenizer/pre_tokenizer.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/unicode.h"
 
@@ -68,7 +70,14 @@ Status run(const Options& options) {
   if (options.file.has_value() == options.prompt.has_value())
     return fail(Code::kInvalidArgument, "give the text as -f FILE or as -p TEXT{}",
                 options.file ? ", not as both" : "");
+  if (!options.override_pre.empty() && find_pre_tokenizer(options.override_pre) == nullptr) {
+    return fail(Code::kInvalidArgument, "--override-pre '{}' is not known; known are {}", options.override_pre,
+                known_pre_tokenizers());
+  }
   LONGKV_ASSIGN(const GgufFile model, GgufFile::open(options.model));
+  LONGKV_ASSIGN(const std::string kind, model.metadata().string_or("tokenizer.ggml.model", ""));
+  if (!options.override_pre.empty() && kind != "gpt2")
+    LONGKV_TRY(notice("--override-pre is ignored: only byte-level BPE has a pre-tokenizer"));
   LONGKV_ASSIGN(const Tokenizer tokenizer, tokenizer_of(model, options.override_pre));
   std::string text = options.prompt.value_or("");
   if (options.file) {

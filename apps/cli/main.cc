@@ -59,7 +59,7 @@ int main(int argc, char** argv) {
     std::reverse(arguments.begin(), arguments.end());  // as the library wants them
     app.parse(arguments);
   } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() != 0) return usage_error(e.what());
+    if (e.get_exit_code() != 0) return usage_error(plain_words(e.what()));
     return end_by_signal(report(print_help(app, e)));
   } catch (const std::bad_alloc&) {
     std::fprintf(

@@ -117,6 +117,15 @@ std::vector<std::string> library_spelling(const std::vector<std::string>& argume
   return out;
 }
 
+std::string plain_words(std::string message) {
+  const size_t end = message.find(": ");
+  if (end == std::string::npos) return message;
+  const std::string name = user_spelling(message.substr(0, end)), rest = message.substr(end + 2);
+  if (rest.starts_with("At Most 1 required")) return name + " is given more than once; give it once";
+  if (rest.starts_with("1 required") && rest.ends_with("missing")) return name + ": the value is missing";
+  return message;
+}
+
 std::string user_spelling(const std::string& option) {
   return option.starts_with("--") && is_short(option.substr(1)) ? option.substr(1) : option;
 }

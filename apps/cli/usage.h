@@ -19,6 +19,9 @@ void check_values_strictly(CLI::App& app);
 // name is known.
 std::string unknown_name(const CLI::App& app, const std::vector<std::string>& arguments);
 
+// A message of the option library about an option that came twice or without its value, in words.
+std::string plain_words(std::string message);
+
 // "--ctk" as the user types it: "-ctk".
 std::string user_spelling(const std::string& option);
 

@@ -251,6 +251,9 @@ TEST(CliModels, AVocabularyAloneTokenizesButDoesNotRun) {
   EXPECT_TRUE(succeeds(longkv_program({"tokenize", "-m", unknown, "-p", "ab", "--override-pre", "gpt-2"})));
   TinySentencePiece pieces({"ab"});
   EXPECT_TRUE(succeeds(longkv_program({"tokenize", "-m", pieces.file(true).write("pieces.gguf"), "-p", "ab"})));
+  EXPECT_TRUE(refuses(
+      longkv_program({"tokenize", "-m", temp_path("pieces.gguf"), "-p", "ab", "--override-pre", "qwen2", "--strict"}),
+      2, "--override-pre is ignored"));
   pieces.scores.pop_back();
   EXPECT_TRUE(refuses(longkv_program({"tokenize", "-m", pieces.file(true).write("pieces.gguf"), "-p", "ab"}), 1,
                       "tokenizer.ggml.scores describes 259 tokens"));
