@@ -11,6 +11,7 @@
 #include <span>
 
 #include "base/error.h"
+#include "base/inputs.h"
 #include "base/log.h"
 #include "commands.h"
 #include "common.h"
@@ -155,6 +156,7 @@ Status run_score(const ScoreOptions& o) {
   LONGKV_TRY(apply_global_options(o.global));
   InputFile input;
   if (o.file != "-") {
+    LONGKV_TRY(check_readable(o.file));
     input.fd = ::open(o.file.c_str(), O_RDONLY | O_CLOEXEC);
     if (input.fd < 0) return fail(Code::kIo, "cannot open '{}': {}", o.file, std::strerror(errno));
   }

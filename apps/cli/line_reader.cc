@@ -10,6 +10,10 @@
 
 namespace longkv::cli {
 
+namespace {
+constexpr size_t kLongestLine = size_t(64) << 20;  // a million tokens with every character escaped
+}  // namespace
+
 Result<bool> LineReader::next(std::string& line, const std::atomic<bool>* cancel) {
   for (size_t searched = 0;;) {
     const size_t end = buffer_.find('\n', searched);
@@ -21,6 +25,10 @@ Result<bool> LineReader::next(std::string& line, const std::atomic<bool>* cancel
     }
     if (ended_) return false;
     searched = buffer_.size();
+    if (searched > kLongestLine) {
+      return fail(Code::kInvalidArgument, "the input has a line of more than {} bytes; text in lines is expected",
+                  kLongestLine);
+    }
     // Unlike a read, a poll is never taken up again after a signal.
     pollfd wait{fd_, POLLIN, 0};
     const int ready = ::poll(&wait, 1, -1);
@@ -29,7 +37,7 @@ Result<bool> LineReader::next(std::string& line, const std::atomic<bool>* cancel
     char bytes[4096];
     const ssize_t n = ::read(fd_, bytes, sizeof(bytes));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return fail(Code::kIo, "cannot read standard input: {}", std::strerror(errno));
+    if (n < 0) return fail(Code::kIo, "cannot read the input: {}", std::strerror(errno));
     ended_ = n == 0;
     buffer_.append(bytes, size_t(n));
   }

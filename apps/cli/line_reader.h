@@ -1,4 +1,4 @@
-// Lines of standard input that Ctrl-C can end.
+// Lines of an input that Ctrl-C can end.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@ class LineReader {
   explicit LineReader(int fd) : fd_(fd) {}
 
   // The next line without its end; false at the end of input and when `cancel` was set while waiting. A last line
-  // without a line break counts. Errors: kIo.
+  // without a line break counts. Errors: kIo; kInvalidArgument for a line that does not end.
   Result<bool> next(std::string& line, const std::atomic<bool>* cancel);
 
  private:

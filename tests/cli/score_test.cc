@@ -1,9 +1,11 @@
 // `longkv score`: one line of JSON for every line of JSON.
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "support/paths.h"
 #include "support/program.h"
+#include "support/tiny_model.h"
 
 namespace longkv::test {
 namespace {
@@ -100,6 +102,15 @@ TEST(CliScore, LongTextsRollInWindows) {
   EXPECT_EQ(windows[0]["tokens"], text.size());
   // What windows forget costs likelihood: the second half repeats the first.
   EXPECT_LT(windows[0]["log_likelihood"].get<double>(), whole[0]["log_likelihood"].get<double>() - 10);
+}
+
+TEST(CliScore, WhatHasNoLinesIsRefused) {
+  const std::string path = TinyModel().write("model.gguf");
+  const Outcome o = longkv_program({"score", "-m", path, "-q", "-f", "/dev/zero"});
+  EXPECT_TRUE(refuses(o, 2, "a line of more than 67108864 bytes"));
+  EXPECT_LT(o.seconds, 10);
+  EXPECT_TRUE(refuses(longkv_program({"score", "-m", path, "-q", "-f", std::filesystem::temp_directory_path()}), 1,
+                      "it is a directory"));
 }
 
 TEST(CliScore, LinesThatMakeNoSenseAreRefusedAndTheOthersAnswered) {
