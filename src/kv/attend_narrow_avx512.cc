@@ -1,8 +1,8 @@
 // AVX-512 body of attend_narrow.h.
+#include "base/immintrin.h"
 #include "kv/attend_ahead.h"
 #include "kv/attend_heads.h"
 #include "kv/attend_narrow.h"
-#include "kv/attend_x86_512.h"
 
 namespace longkv::avx512 {
 

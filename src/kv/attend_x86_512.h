@@ -1,19 +1,11 @@
 // Pieces that the AVX-512 bodies of decode attention share. Included by NAME_avx512vnni.cc files only.
 #pragma once
 
-#if defined(__GNUC__) && !defined(__clang__)
-// GCC 12 warns of its own _mm512_undefined_epi32() wherever an intrinsic with it is inlined.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#include <immintrin.h>
-#pragma GCC diagnostic pop
-#else
-#include <immintrin.h>
-#endif
-
 #include <cstdint>
 #include <cstring>
 #include <limits>
+
+#include "base/immintrin.h"
 
 namespace longkv::avx512vnni {
 namespace {

@@ -1,12 +1,8 @@
 // Rounding of activations for AVX-512: sixteen groups share what is computed once a group. The bits are those of
 // quantize_rows.cc: maxima and integer sums do not depend on their order, everything else is the same operations.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12 about its own undefined vectors
-#endif
-#include <immintrin.h>
-
 #include <cstring>
 
+#include "base/immintrin.h"
 #include "ops/quantize_rows.h"
 
 namespace longkv {

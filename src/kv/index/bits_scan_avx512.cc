@@ -5,18 +5,10 @@
 // at once, and what is left of a tile is one vector of largest sums and one of totals, [unit][head].
 #include "kv/index/bits_scan.h"
 
-#if defined(__GNUC__) && !defined(__clang__)
-// GCC 12 warns of its own _mm512_undefined_epi32() wherever an intrinsic with it is inlined.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#include <immintrin.h>
-#pragma GCC diagnostic pop
-#else
-#include <immintrin.h>
-#endif
-
 #include <algorithm>
 #include <cstdint>
+
+#include "base/immintrin.h"
 
 namespace longkv::avx512 {
 namespace {

@@ -1,21 +1,12 @@
 // scan8_tiles with int8 products. Queries are rounded to 16 bits, in two bytes of which each meets the summaries'
 // bytes; sums are exact in 32 bits.
-#if defined(__GNUC__) && !defined(__clang__)
-// GCC 12 warns of its own _mm512_undefined_epi32() wherever an intrinsic with it is inlined.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#include <immintrin.h>
-#pragma GCC diagnostic pop
-#else
-#include <immintrin.h>
-#endif
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
 #include <limits>
 #include <vector>
 
+#include "base/immintrin.h"
 #include "kv/index/scan.h"
 
 namespace longkv::avx512vnni {
