@@ -126,6 +126,45 @@ TEST(LowBits, ScoresFollowTheirLevels) {
   ASSERT_TRUE(set_active_isa(available_isa_levels().back()).ok());
 }
 
+TEST(LowBits, KeysBeyondTheLargestAreRefused) {
+  const auto code = [](const IndexSpec& spec, int dim) {
+    return make_index(spec, index_shape(1, 1, dim), 8).status().code();
+  };
+  for (const int width : {0, 1, 2}) {
+    const IndexSpec spec{.kind = IndexKind::kBits, .block = 1, .width = width};
+    EXPECT_EQ(code(spec, 1024 >> width), Code::kOk);
+    EXPECT_EQ(code(spec, (1024 >> width) + 1), Code::kInvalidArgument) << width;
+  }
+  EXPECT_EQ(code({.kind = IndexKind::kLabels, .block = 1, .channels = 256}, 1024), Code::kOk);
+  EXPECT_EQ(code({.kind = IndexKind::kLabels, .block = 1, .channels = 257}, 1024), Code::kInvalidArgument);
+}
+
+// The largest keys that are not: sums of all groups stay within their 16 bits at every level.
+TEST(LowBits, TheLargestKeysSumUpWithoutOverflow) {
+  const int dim = 1024, n = 70;
+  Keys keys(KvType::kF32, n, dim, 86);
+  const std::vector<float> ones(size_t(dim), 1.0f), minus(size_t(dim), -1.0f);
+  // Larger than all others of their tiles, with every channel's sign as the query's.
+  keys.set_row(3, std::vector<float>(size_t(dim), 4.0f));
+  keys.set_row(67, std::vector<float>(size_t(dim), -4.0f));
+  for (const IsaLevel level : available_isa_levels()) {
+    ASSERT_TRUE(set_active_isa(level).ok());
+    const IndexSpec spec{.kind = IndexKind::kBits, .block = 1, .rotate = false};
+    auto index = build_index(spec, index_shape(1, 2, dim), n);
+    index->append(0, keys.view(n), 0, n);
+    std::vector<float> q(ones);
+    q.insert(q.end(), minus.begin(), minus.end());
+    const auto s = scores_of(*index, 0, q, 2, 0, n);
+    // Codes and tables are exact; 32 groups are off as bits_layout.h says.
+    const double step = 4.0 / kBitsBias, allowed = 32 * step * 4.0 * 4 / 15;
+    for (const auto& [row, sign] : {std::pair<int, int>{3, 1}, {67, -1}}) {
+      EXPECT_NEAR(s[size_t(row)], sign * 4 * dim, allowed) << isa_name(level);
+      EXPECT_NEAR(s[size_t(n + row)], -sign * 4 * dim, allowed) << isa_name(level);
+    }
+  }
+  ASSERT_TRUE(set_active_isa(available_isa_levels().back()).ok());
+}
+
 TEST(Labels, TakeTheChannelsWithTheLargestProductsOfThePrompt) {
   const int dim = 64, group = 2;
   const int64_t n = 300;

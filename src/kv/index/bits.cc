@@ -347,6 +347,12 @@ Result<std::vector<std::vector<int32_t>>> read_channels(const IndexSpec& spec, c
 }  // namespace
 
 Result<std::unique_ptr<BlockIndex>> make_bits_index(const IndexSpec& spec, const KvShape& shape, int64_t capacity) {
+  const int64_t channels = spec.kind == IndexKind::kLabels ? std::min(spec.channels, shape.dim_k) : shape.dim_k;
+  const int64_t bits = spec.kind == IndexKind::kLabels ? 4 : 1 << spec.width;
+  if (channels * bits > kBitsMaxGroups * kBitsGroup) {
+    return fail(Code::kInvalidArgument, "an index of {} bits for each of {} channels; at most {} bits a key", bits,
+                channels, kBitsMaxGroups * kBitsGroup);
+  }
   auto index = std::make_unique<BitsIndex>(spec, shape);
   if (!spec.file.empty()) {
     LONGKV_ASSIGN(const auto channels, read_channels(spec, shape));

@@ -21,6 +21,8 @@ constexpr int64_t kBitsTile = 64;
 constexpr int64_t kBitsGroup = 32;
 // Tokens whose scores one reduction takes together; blocks of a multiple are made of such units.
 constexpr int64_t kBitsUnit = 16;
+// Groups of the largest keys: of more the scans' sums would leave 16 bits.
+constexpr int64_t kBitsMaxGroups = 32;
 
 constexpr int64_t bits_groups(int64_t bits) { return ceil_div(bits, kBitsGroup); }
 constexpr int64_t bits_code_bytes(int64_t bits) { return bits_groups(bits) * (kBitsGroup / 8); }
@@ -50,9 +52,9 @@ enum class BitsPool {
 void bits_tables(const float* q, int64_t groups, int width, BitsTables* tables);
 
 // scores[j * stride + t] ~ q_j . approximation of token t, for the tokens of consecutive tiles. tables: [n_q][groups].
-// Sums are 16-bit numbers: beside the tables' error, each group is off by at most step * (largest magnitude of the
-// tile) / 32 from rounding its product and the magnitudes. A tile with a magnitude that is not finite is scored in
-// fp32, so that such a token alone scores NaN or infinity.
+// Sums are 16-bit numbers: beside the tables' error, each of up to 8 groups is off by at most step * (largest magnitude
+// of the tile) / 15 from rounding magnitudes and two products, of up to 16 by twice and of more by four times that. A
+// tile with a magnitude that is not finite is scored in fp32, so that such a token alone scores NaN or infinity.
 void bits_scan_tiles(const uint8_t* tile, int64_t tiles, int64_t groups, const BitsTables* tables, int n_q,
                      float* scores, int64_t stride);
 

@@ -31,7 +31,6 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Targets without byte shuffles use none of these.
-[[maybe_unused]] constexpr int64_t kMaxGroups = 32;  // 1024 channels
 [[maybe_unused]] constexpr float kFixedOne = 32767.0f;
 
 // One token after the other, in fp32: for tiles with magnitudes that are not finite, and where bytes cannot be
@@ -139,7 +138,7 @@ void ScanUnits(const uint8_t* tile, int64_t tiles, int64_t groups, const BitsTab
 
 // The magnitudes of a tile as 16-bit numbers, and what the tables' bias adds to its sums.
 struct FixedTile {
-  alignas(64) int16_t magnitude[kMaxGroups][kBitsTile];
+  alignas(64) int16_t magnitude[kBitsMaxGroups][kBitsTile];
   alignas(64) int16_t offset[kBitsTile];
   float scale;  // of a sum, beside the step
   int shift;    // sums of bytes are multiplied by 2^shift, so that rounding the products costs little

@@ -3,20 +3,18 @@
 // The 64 tokens of a tile are two vectors of 16-bit sums, of which every 128-bit block holds tokens of one unit: the
 // first eight in one vector, the others in the second. What crosses lanes within a block does so for four query heads
 // at once, and what is left of a tile is one vector of largest sums and one of totals, [unit][head].
-#include "kv/index/bits_scan.h"
-
 #include <algorithm>
 #include <cstdint>
 
 #include "base/immintrin.h"
+#include "kv/index/bits_scan.h"
 
 namespace longkv::avx512 {
 namespace {
 
 constexpr int64_t kUnits = kBitsTile / kBitsUnit;
-constexpr int kAtOnce = 4;          // query heads
-constexpr int64_t kRunTiles = 16;   // whose steps are taken one after the other, since a tile's own wait for each other
-constexpr int64_t kMaxGroups = 32;  // 1024 channels
+constexpr int kAtOnce = 4;         // query heads
+constexpr int64_t kRunTiles = 16;  // whose steps are taken one after the other, since a tile's own wait for each other
 // Magnitudes are scaled to 15 bits.
 constexpr float kFixedOne = 32767.0f;
 // The exponential of 0. Totals of pairs of exponentials have to fit in 16 bits.
@@ -34,7 +32,8 @@ constexpr int shift_for(int64_t groups) {
 inline __m512i load(const void* p) { return _mm512_loadu_si512(p); }
 
 struct Run {
-  alignas(64) int16_t magnitude[kRunTiles * kMaxGroups][kBitsTile];  // [tile][group], tokens 0 to 7 of all units first
+  alignas(
+      64) int16_t magnitude[kRunTiles * kBitsMaxGroups][kBitsTile];  // [tile][group], tokens 0 to 7 of all units first
   alignas(64) int16_t offset[kRunTiles][kBitsTile];                  // what the tables' bias adds, negated
   alignas(64) int16_t sums[kAtOnce][kBitsTile];                      // of the last tile, where tokens are scored
   alignas(64) int16_t peak[kRunTiles][kBitsTile / 2];                // [unit][2][head]: the largest sums
@@ -259,9 +258,9 @@ void scan_run(const uint8_t* tile, int64_t count, int64_t groups, uint32_t slow,
   for (int64_t t = 0; t < count; ++t) {
     if ((slow >> t & 1) != 0) continue;
     const Orders orders(_mm_mul_ps(_mm_load_ps(step), _mm_set1_ps(run.scale[t] * orders_of)));
-    kGoal == Goal::kMass&& orders.shifted
-        ? scan_heads<kGoal, kGoal == Goal::kMass>(tile + t * tile_bytes, groups, q, orders, t, run)
-        : scan_heads<kGoal, false>(tile + t * tile_bytes, groups, q, orders, t, run);
+    const bool shifted = kGoal == Goal::kMass && orders.shifted;
+    shifted ? scan_heads<kGoal, kGoal == Goal::kMass>(tile + t * tile_bytes, groups, q, orders, t, run)
+            : scan_heads<kGoal, false>(tile + t * tile_bytes, groups, q, orders, t, run);
     for (int j = 0; kGoal == Goal::kTokens && j < q.heads; ++j) {
       token_scores(run.sums[j], run.scale[t] * step[j], scores + j * stride + t * kPerTile);
     }
