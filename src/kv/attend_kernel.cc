@@ -30,7 +30,7 @@ static_assert(kHeads <= kSoftmaxHeads);
 
 // Whether rows of a tile later are prefetched into the second cache. Emerald Rapids reads 10 to 25% faster so; Zen 3
 // was not measured.
-constexpr bool kFarPrefetch = HWY_MAX_BYTES == 64;
+constexpr bool kFarPrefetch = HWY_ARCH_X86 && HWY_MAX_BYTES == 64;
 
 // Rows of a tile, from the stored row's size alone. While keys are multiplied the tile's values are prefetched, and
 // while values are summed the next tile's keys: short tiles keep those requests evenly spread (of 8 to 64 rows, these

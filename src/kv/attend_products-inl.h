@@ -33,7 +33,8 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Tiles hold at most kAttendTileMax rows and kTileGroups scales per side: tile_rows_for's limits give 64 rows of at
-// most 8 groups (160 bytes of q4_0), 32 of 21 (384 bytes) or 16 of 32 (1024 channels).
+// most 8 groups (160 bytes of q4_0), 32 of 21 (384 bytes) or 16 of 32 (1024 channels). Those of x86, which allow more,
+// meet no scales here: quantised rows have kernels of their own (attend_quant.h).
 constexpr int64_t kRowPad = 8;
 constexpr int64_t kTileGroups = 704;
 

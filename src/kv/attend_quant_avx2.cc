@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "kv/attend_ahead.h"
 #include "kv/attend_heads.h"
 #include "kv/attend_quant.h"
 #include "kv/attend_quant_query.h"
@@ -58,14 +59,6 @@ inline __m256i four_sums(__m256i ab, __m256i cd) {
 
 // Ends the computation of x here: GCC otherwise gathers the products of all heads before it adds them and spills sums.
 inline void settle(__m256i& x) { asm volatile("" : "+x"(x)); }
-
-inline void prefetch(const uint8_t* row, int64_t bytes) {
-  int64_t b = 0;
-  do {
-    _mm_prefetch(reinterpret_cast<const char*>(row + b), _MM_HINT_T0);
-    b += 64;
-  } while (b < bytes);
-}
 
 struct Q4Key {
   static constexpr int64_t scales_at(int64_t dim) { return dim / 2; }
@@ -142,7 +135,7 @@ void key_product_of(const QuantKeyTile& tile) {
   const QuantKeyTile t = tile;  // a copy that stores cannot alias
   const int64_t groups = t.dim / kKvQuantGroup, at = Key::scales_at(t.dim);
   for (int64_t r0 = 0; r0 < t.rows; r0 += 4) {
-    for (int64_t r = r0; r < r0 + 4 && r < t.ahead.near_rows; ++r) prefetch(t.ahead.near[r], t.ahead.bytes);
+    prefetch_rows<false>(t.ahead, r0, r0 + 4);
     __m256 sum[kH] = {};
     for (int64_t pair = 0; pair < groups / 2; ++pair) key_pair<Key, kH, false>(t, t.row + r0, pair, at, sum);
     if (groups % 2 != 0) key_pair<Key, kH, true>(t, t.row + r0, groups / 2, at, sum);
@@ -240,9 +233,7 @@ void value_product(const QuantValueTile& t) {
     }
     TileWeights w[4];
     for (int h = 0; h < t.heads; ++h) w[h].assign(t.p + h * t.p_stride, scale[g % 2], padded);
-    if (g == 0) {
-      for (int64_t r = 0; r < t.ahead.near_rows; ++r) prefetch(t.ahead.near[r], t.ahead.bytes);
-    }
+    if (g == 0) prefetch_rows<false>(t.ahead, 0, t.ahead.near_rows);
     with_heads(t.heads, [&](auto heads) { value_group<Value, heads>(t, g, w); });
   }
 }
