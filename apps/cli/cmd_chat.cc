@@ -120,7 +120,8 @@ class Conversation {
         session_.prefill(next.ids, next.ids.size() > 2048 ? progress_line() : PrefillProgress(), cancel_);
     if (!read.ok()) return take_back(read);
     // The sampler has seen what is read again.
-    for (size_t i = size_t(sampled_ - next.keep); i < next.ids.size(); ++i) sampler_.accept(next.ids[i]);
+    for (size_t i = size_t(std::max<int64_t>(0, sampled_ - next.keep)); i < next.ids.size(); ++i)
+      sampler_.accept(next.ids[i]);
     auto generated = generate(session_, tokenizer_, sampler_, {options_.predict, options_.sampling.ignore_eos}, cancel_,
                               [&](std::string_view piece) { return options_.global.json ? Status() : print(piece); });
     if (!generated.ok()) return take_back(generated.status());

@@ -31,8 +31,8 @@ void scan_folded(const f16_t* first, int64_t tiles, int slots, int64_t dim, cons
                  const f16_t* ahead, float* scores);
 
 // scan_tiles with kCentre and tiles of 8-bit numbers: [2][channel][kTileBlocks] bytes, centres signed and widths not,
-// then fp32 scales [2][kTileBlocks]. Where queries are rounded, an error of half a step in every channel of `bound`
-// scores is added, so that they stay bounds: at most max |q| / 65000 of the largest centre per channel.
+// then fp32 scales [2][kTileBlocks]. Where queries are rounded, an error of 0.52 of a step in every channel of
+// `bound` scores is added, so that they stay bounds: at most max |q| / 65000 of the largest centre per channel.
 constexpr int64_t scan8_tile_bytes(int64_t dim) { return 2 * kTileBlocks * (dim + int64_t(sizeof(float))); }
 void scan8_tiles(const uint8_t* first, int64_t tiles, int64_t dim, const float* q, int n_q, bool bound, float* scores,
                  int64_t stride);
