@@ -249,14 +249,17 @@ nlohmann::ordered_json cards_json() {
   const auto cards = cuda_cards();
   if (!cards.ok()) return list;
   for (const CudaCard& c : *cards) {
-    const auto card = open_card(c.index);
-    if (!card.ok()) continue;
-    list.push_back({{"device", fmt::format("cuda{}", c.index)},
-                    {"name", c.name},
-                    {"compute_capability", fmt::format("{}.{}", c.major, c.minor)},
-                    {"multiprocessors", c.multiprocessors},
-                    {"total_bytes", c.total_bytes},
-                    {"free_bytes", card->free_bytes}});
+    nlohmann::ordered_json j = {{"device", fmt::format("cuda{}", c.index)},
+                                {"name", c.name},
+                                {"compute_capability", fmt::format("{}.{}", c.major, c.minor)},
+                                {"multiprocessors", c.multiprocessors},
+                                {"total_bytes", c.total_bytes}};
+    if (const auto card = open_card(c.index); card.ok()) {
+      j["free_bytes"] = card->free_bytes;
+    } else {
+      j["error"] = card.status().message();
+    }
+    list.push_back(std::move(j));
   }
   return list;
 }

@@ -20,12 +20,12 @@ class CardAssigned final : public CardPattern {
  public:
   explicit CardAssigned(const CardPatternShape& shape)
       : c_(*shape.config), spec_(shape.spec), group_(c_.heads / c_.kv_heads) {
-    const bool from_file = spec_.kind == PrefillKind::kMInference && !spec_.file.empty();
+    const bool from_file = assigns_by_file(spec_);
     has_lines_ = spec_.kind != PrefillKind::kBlockSparse;
     samples_ = has_lines_ && spec_.kind != PrefillKind::kAShape;
     has_blocks_ = from_file || !has_lines_;
     rows_ = round_up(shape.context, 64);
-    const int64_t of_query_head = card::kSampleQueries * rows_ * 4;
+    const int64_t of_query_head = kSlashQueries * rows_ * 4;
     kv_batch_ = std::min<int64_t>(kPatternScoreBytes / (of_query_head * group_), c_.kv_heads);
     head_batch_ = kv_batch_ > 0 ? group_ : std::clamp<int64_t>(kPatternScoreBytes / of_query_head, 1, group_);
     key_blocks_ = round_up(ceil_div(shape.context, card::kPromptBlock), 64);
@@ -45,9 +45,9 @@ class CardAssigned final : public CardPattern {
       lines_.spread = carver.take<uint64_t>(heads * 3 * lines_.words);
     }
     if (samples_) {
-      sample_ = carver.take<card::half_t>(heads * card::kSampleQueries * dim);
-      stats_ = carver.take<float>(2 * heads * card::kSampleQueries);
-      sample_scores_ = carver.take<float>(std::max<int64_t>(1, kv_batch_) * head_batch_ * card::kSampleQueries * rows_);
+      sample_ = carver.take<card::half_t>(heads * kSlashQueries * dim);
+      stats_ = carver.take<float>(2 * heads * kSlashQueries);
+      sample_scores_ = carver.take<float>(std::max<int64_t>(1, kv_batch_) * head_batch_ * kSlashQueries * rows_);
       columns_ = carver.take<float>(heads * rows_);
       distances_ = carver.take<float>(heads * rows_);
     }
@@ -62,12 +62,7 @@ class CardAssigned final : public CardPattern {
   }
 
   Status allocate(CardMemory& memory) {
-    PatternAssignment assignment;
-    if (spec_.kind == PrefillKind::kMInference && !spec_.file.empty()) {
-      LONGKV_ASSIGN(assignment, load_assignment(spec_, c_.layers, c_.heads));
-    } else {
-      assignment = uniform_assignment(spec_, c_.layers, c_.heads);
-    }
+    LONGKV_ASSIGN(const PatternAssignment assignment, assignment_of(spec_, c_.layers, c_.heads));
     LONGKV_ASSIGN(memory_, CardBuffer::create(memory, lay(Carver(nullptr)), "estimates of sparse reading"));
     lay(Carver(memory_.data()));
     return send(assignment);
@@ -151,7 +146,7 @@ class CardAssigned final : public CardPattern {
                       CardGemm& gemm, cudaStream_t stream) {
     const card::AttendArgs& a = chunk.attend;
     const card::CardKv& kv = a.kv;
-    const int queries = int(std::min<int64_t>(card::kSampleQueries, chunk.n));
+    const int queries = int(std::min<int64_t>(kSlashQueries, chunk.n));
     const int64_t end = chunk.first + chunk.n;
     LONGKV_TRY(card::gather_sample(a.q, a.heads, kv.dim, chunk.n, queries, sample_, stream));
     // Few shapes to choose an algorithm for. What lies past the last row is not read.

@@ -36,7 +36,7 @@ struct CardPatternShape {
   PrefillSpec spec;
   int64_t context = 0, chunk = 0;
 };
-// MInference's patterns. Errors: also those of load_assignment.
+// MInference's patterns, and XAttention. Errors: kOutOfMemory; of the former also those of load_assignment.
 Result<std::unique_ptr<CardPattern>> make_card_assigned(CardMemory& memory, const CardPatternShape& shape);
 Result<std::unique_ptr<CardPattern>> make_card_xattention(CardMemory& memory, const CardPatternShape& shape);
 int64_t card_assigned_bytes(const CardPatternShape& shape);

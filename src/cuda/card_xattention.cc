@@ -16,11 +16,11 @@ namespace {
 class CardXAttention final : public CardPattern {
  public:
   explicit CardXAttention(const CardPatternShape& shape) : c_(*shape.config), spec_(shape.spec) {
-    key_blocks_ = round_up(ceil_div(shape.context, card::kShareBlock), 64);
-    key_squares_ = key_blocks_ * (card::kShareBlock / spec_.stride);
+    key_blocks_ = round_up(ceil_div(shape.context, kShareBlock), 64);
+    key_squares_ = key_blocks_ * (kShareBlock / spec_.stride);
     // A chunk may begin and end within a square and a block.
     squares_ = shape.chunk / spec_.stride + 2;
-    query_blocks_ = shape.chunk / card::kShareBlock + 2;
+    query_blocks_ = shape.chunk / kShareBlock + 2;
     const int64_t of_head = c_.heads / c_.kv_heads * squares_ * key_squares_ * 4;
     batch_ = std::clamp<int64_t>(kPatternScoreBytes / of_head, 1, c_.kv_heads);
   }
@@ -32,14 +32,14 @@ class CardXAttention final : public CardPattern {
     lists_.blocks = carver.take<int32_t>(c_.heads * query_blocks_ * key_blocks_);
     lists_.count = carver.take<int32_t>(c_.heads * query_blocks_);
     lists_.most = key_blocks_;
-    lists_.block = card::kShareBlock;
+    lists_.block = kShareBlock;
     return carver.used();
   }
 
   Status allocate(CardMemory& memory) {
     if (spec_.shared && key_blocks_ > card::kMostUnited) {
       return fail(Code::kUnsupported, "prefill=xattention(shared=true) over more than {} tokens on a card",
-                  card::kMostUnited * card::kShareBlock);
+                  card::kMostUnited * kShareBlock);
     }
     LONGKV_ASSIGN(memory_, CardBuffer::create(memory, lay(Carver(nullptr)), "estimates of sparse reading"));
     lay(Carver(memory_.data()));
@@ -70,7 +70,7 @@ class CardXAttention final : public CardPattern {
       LONGKV_TRY(card::block_shares(scores_, key_squares_, heads * group, squares, a.scale,
                                     shares_ + head * group * lists.query_blocks * key_blocks_, key_blocks_, stream));
     }
-    const card::ShareRules rules{spec_.share, ceil_div(spec_.sink, int64_t(card::kShareBlock)), spec_.min_blocks};
+    const card::ShareRules rules{spec_.share, ceil_div(spec_.sink, int64_t(kShareBlock)), spec_.min_blocks};
     LONGKV_TRY(card::choose_shares(shares_, key_blocks_, a.heads, chunk.first, rules, lists, stream));
     if (spec_.shared && group > 1) LONGKV_TRY(card::unite_lists(kv.kv_heads, group, lists, stream));
     // Blocks of queries are counted as in the whole chunk; those of the sparse part are the first.

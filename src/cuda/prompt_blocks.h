@@ -5,10 +5,11 @@
 #include <cstdint>
 
 #include "cuda/kv.h"
+#include "prefill/sizes.h"
 
 namespace longkv::card {
 
-constexpr int kPromptBlock = 64;
+constexpr int kPromptBlock = kPooledBlock;
 
 // Query heads that a call is for, on the card; ids nullptr: all.
 struct PromptHeads {

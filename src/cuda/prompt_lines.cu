@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kStatThreads) sample_stats_kernel(SampleScores
 // A thread a column and a distance.
 __global__ void __launch_bounds__(kMassThreads)
     sample_mass_kernel(SampleScores s, const float2* stats, float* columns, float* distances) {
-  __shared__ float2 known[kSampleQueries];
+  __shared__ float2 known[kSlashQueries];
   const int head = int(blockIdx.y);
   if (int(threadIdx.x) < s.queries) known[threadIdx.x] = stats[int64_t(head) * s.queries + threadIdx.x];
   __syncthreads();
@@ -148,7 +148,7 @@ Status gather_sample(const half_t* q, int heads, int dim, int64_t n, int queries
 }
 
 Status sample_mass(const SampleScores& s, float* stats, float* columns, float* distances, CardStreamHandle stream) {
-  if (s.queries > kSampleQueries || s.stride % 4 != 0) return Status(Code::kInternal, "sample_mass: shape");
+  if (s.queries > kSlashQueries || s.stride % 4 != 0) return Status(Code::kInternal, "sample_mass: shape");
   auto* pairs = reinterpret_cast<float2*>(stats);
   sample_stats_kernel<<<dim3(unsigned(s.queries), unsigned(s.heads)), kStatThreads, 0, stream>>>(s, pairs);
   LONGKV_TRY(launched("sample_stats"));

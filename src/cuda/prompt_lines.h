@@ -22,10 +22,6 @@ struct HeadLines {
   int64_t second = 0;  // kLines: diagonals; kAShape: window
 };
 
-// Columns and distances that are always attended, and the fewest of each.
-constexpr int64_t kForcedColumns = 30, kForcedDistances = 100, kMinColumns = 30, kMinDistances = 50;
-constexpr int kSampleQueries = 64;  // the chunk's last ones, whose mass chooses
-
 struct PromptLines {
   uint64_t* columns = nullptr;    // [heads][words], bit i of word w: row 64 w + i
   uint64_t* distances = nullptr;  // [heads][words]

@@ -12,8 +12,6 @@
 
 namespace longkv::card {
 
-constexpr int kShareBlock = 128;
-
 // Squares of a chunk's queries [first, first + n).
 struct Squares {
   int stride = 16;  // 8 or 16

@@ -7,8 +7,7 @@ namespace longkv {
 #if defined(__x86_64__)
 
 bool has_narrow_kernel(KvType type, int64_t dim) {
-  return type == KvType::kF16 && dim % 16 == 0 && dim <= kNarrowChannels && active_isa() >= IsaLevel::kAvx512 &&
-         active_isa() < IsaLevel::kNeon;
+  return type == KvType::kF16 && dim % 16 == 0 && dim <= kNarrowChannels && active_isa() >= IsaLevel::kAvx512;
 }
 
 void narrow_key_product(const NarrowKeyTile& tile) { avx512::narrow_key_product(tile); }

@@ -160,11 +160,10 @@ Result<ModelConfig> read_model_config(const GgufFile& file, const RopeOverrides&
   const Metadata& m = file.metadata();
   LONGKV_ASSIGN(const std::string_view arch_view, m.string("general.architecture"));
   const std::string arch(arch_view);
-  const auto all = families();
-  const auto family = std::find_if(all.begin(), all.end(), [&](const Family& f) { return f.name == arch; });
-  if (family == all.end()) {
+  const Family* family = find_family(arch);
+  if (family == nullptr) {
     std::string known;
-    for (const Family& f : all) known += (known.empty() ? "" : ", ") + std::string(f.name);
+    for (const Family& f : families()) known += (known.empty() ? "" : ", ") + std::string(f.name);
     return fail(Code::kUnsupported, "model family '{}' is not known; known are {}", arch, known);
   }
 
@@ -203,7 +202,7 @@ Result<ModelConfig> read_model_config(const GgufFile& file, const RopeOverrides&
   LONGKV_TRY(family->configure(m, c));
   LONGKV_ASSIGN(const double scale, real_within(m, arch + ".attention.scale", 0.0, kMaxFactor, 0.0));
   if (scale > 0.0) c.attn_scale = float(scale);  // 0: as usual
-  LONGKV_TRY(report_unread_settings(m, arch));
+  LONGKV_TRY(report_unread_settings(m, *family));
   LONGKV_TRY(apply_overrides(overrides, c));
   return c;
 }

@@ -14,7 +14,7 @@ namespace longkv {
 
 namespace {
 
-// Read in config.cc and by the families, or of no weight for what is computed. RoPE settings have a list of their own.
+// Read in config.cc, or of no weight for what is computed. RoPE settings have a list of their own.
 constexpr std::string_view kKnown[] = {"attention.head_count",
                                        "attention.head_count_kv",
                                        "attention.key_length",
@@ -30,10 +30,6 @@ constexpr std::string_view kKnown[] = {"attention.head_count",
                                        "feed_forward_length",
                                        "final_logit_softcapping",
                                        "vocab_size"};
-
-// Read by these families alone.
-constexpr std::string_view kOfWindows[] = {"attention.sliding_window", "attention.sliding_window_pattern"};
-constexpr std::string_view kWithWindows[] = {"gemma3", "phi3"};
 
 // Part of the computation wherever they stand, with the values that leave it as it is.
 struct Unbuilt {
@@ -74,8 +70,8 @@ Result<double> real_within(const Metadata& m, const std::string& key, double min
   return fail(Code::kCorrupt, "key '{}' is {}; expected a number from {} to {}", printable(key), value, min, max);
 }
 
-Status report_unread_settings(const Metadata& m, const std::string& architecture) {
-  const std::string prefix = architecture + ".";
+Status report_unread_settings(const Metadata& m, const Family& family) {
+  const std::string prefix = std::string(family.name) + ".";
   int64_t unread = 0;
   std::string names;
   for (const auto& [key, value] : m.all()) {
@@ -89,7 +85,7 @@ Status report_unread_settings(const Metadata& m, const std::string& architecture
       return fail(Code::kUnsupported, "setting '{}' is {}, which longkv does not compute; its answers would be wrong",
                   printable(key), number ? fmt::format("{}", *number) : "no number");
     }
-    if (contains(kKnown, name) || (contains(kOfWindows, name) && contains(kWithWindows, architecture))) continue;
+    if (contains(kKnown, name) || contains(family.keys, name)) continue;
     if (unread++ < 5) names += fmt::format("{}'{}'", names.empty() ? "" : ", ", printable(key));
   }
   if (unread == 0) return {};

@@ -5,6 +5,7 @@
 
 #include "gguf/metadata.h"
 #include "longkv/status.h"
+#include "model/families/families.h"
 
 namespace longkv {
 
@@ -14,8 +15,8 @@ constexpr double kMinRopeBase = 1.000001, kMaxRopeBase = 1e30;
 // A real number from `min` to `max`; `fallback` where the key is absent. Errors: kCorrupt.
 Result<double> real_within(const Metadata& metadata, const std::string& key, double min, double max, double fallback);
 
-// What a file of this architecture asks for and nobody reads. Errors: kUnsupported for a setting that is known to
+// What a file of this family asks for and nobody reads. Errors: kUnsupported for a setting that is known to
 // change what the model computes, unless its value says that it does not; everything else is one notice.
-Status report_unread_settings(const Metadata& metadata, const std::string& architecture);
+Status report_unread_settings(const Metadata& metadata, const Family& family);
 
 }  // namespace longkv

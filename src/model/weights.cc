@@ -225,7 +225,7 @@ Result<ModelWeights> bind_weights(const GgufFile& file, ModelConfig& c) {
     return fail(Code::kCorrupt,
                 "the model says longrope, but has no tensors 'rope_factors_long' and 'rope_factors_short'");
   }
-  for (const std::string_view name : tensors_needed(c.family)) {
+  for (const std::string_view name : find_family(c.family)->tensors) {
     const std::string first = "blk.0." + std::string(name);
     if (!b.has(first)) return fail(Code::kCorrupt, "tensor '{}' is missing; models of {} have it", first, c.family);
   }

@@ -9,18 +9,13 @@
 #include "prefill/pattern.h"
 #include "prefill/pooled.h"
 #include "prefill/sample.h"
+#include "prefill/sizes.h"
 
 namespace longkv {
 
 namespace {
 
-constexpr int64_t kBlock = 64;
-constexpr int64_t kSampleQueries = 64;
-// Columns and distances that are always attended, and the fewest of each.
-constexpr int64_t kForcedColumns = 30;
-constexpr int64_t kForcedDistances = 100;
-constexpr int64_t kMinColumns = 30;
-constexpr int64_t kMinDistances = 50;
+constexpr int64_t kBlock = kPooledBlock;
 
 class AssignedPattern final : public PrefillPattern {
  public:
@@ -68,7 +63,7 @@ class AssignedPattern final : public PrefillPattern {
   // The columns and diagonals that the chunk's last queries give most mass.
   void choose_lines(const PrefillAttendArgs& chunk, int64_t kv_head, ThreadPool& pool) {
     const int64_t group = chunk.group_size;
-    const SampleArgs args = sample_of_chunk(chunk, kv_head, kSampleQueries);
+    const SampleArgs args = sample_of_chunk(chunk, kv_head, kSlashQueries);
     sample_attention(args, pool, sample_);
     pool.run(2 * group, [&](int64_t task, int worker) {
       const int64_t head = kv_head * group + task / 2;

@@ -138,6 +138,11 @@ Result<PatternAssignment> load_assignment(const PrefillSpec& spec, int layers, i
   return parsed;
 }
 
+Result<PatternAssignment> assignment_of(const PrefillSpec& spec, int layers, int heads) {
+  if (assigns_by_file(spec)) return load_assignment(spec, layers, heads);
+  return uniform_assignment(spec, layers, heads);
+}
+
 std::string write_assignment(const PatternAssignment& assignment, const std::vector<std::vector<double>>& scores) {
   nlohmann::ordered_json file = nlohmann::ordered_json::array();
   for (size_t layer = 0; layer < assignment.size(); ++layer) {

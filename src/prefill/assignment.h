@@ -19,6 +19,9 @@ namespace longkv {
 Result<PatternAssignment> parse_assignment(std::string_view json, int layers, int heads, const PrefillSpec& spec);
 // The same from spec.file. Errors: also kIo.
 Result<PatternAssignment> load_assignment(const PrefillSpec& spec, int layers, int heads);
+// Of a_shape, vertical_slash, block_sparse and minference: from the file where one is named, else the same pattern for
+// every head. Errors: those of load_assignment.
+Result<PatternAssignment> assignment_of(const PrefillSpec& spec, int layers, int heads);
 
 // A file that parse_assignment reads back; scores: [layers][heads], may be empty.
 std::string write_assignment(const PatternAssignment& assignment, const std::vector<std::vector<double>>& scores);

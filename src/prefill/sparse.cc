@@ -21,17 +21,13 @@ Result<std::unique_ptr<SparsePrefill>> SparsePrefill::create(const PrefillSpec& 
     case PrefillKind::kFlex: stage->pattern_ = make_flex_pattern(spec); break;
     case PrefillKind::kXAttention: stage->pattern_ = make_xattention_pattern(spec); break;
     case PrefillKind::kMInference:
-      if (!spec.file.empty()) {
-        LONGKV_ASSIGN(PatternAssignment assignment, load_assignment(spec, shape.layers, heads));
-        stage->pattern_ = make_assigned_pattern(std::move(assignment));
-        break;
-      }
-      [[fallthrough]];
     case PrefillKind::kAShape:
     case PrefillKind::kVerticalSlash:
-    case PrefillKind::kBlockSparse:
-      stage->pattern_ = make_assigned_pattern(uniform_assignment(spec, shape.layers, heads));
+    case PrefillKind::kBlockSparse: {
+      LONGKV_ASSIGN(PatternAssignment assignment, assignment_of(spec, shape.layers, heads));
+      stage->pattern_ = make_assigned_pattern(std::move(assignment));
       break;
+    }
   }
   return stage;
 }

@@ -41,4 +41,9 @@ struct PrefillSpec {
   int64_t min_budget = 1024;  // flex: rows for each block of queries at least
 };
 
+// Whether a file says what each query head does.
+inline bool assigns_by_file(const PrefillSpec& spec) {
+  return spec.kind == PrefillKind::kMInference && !spec.file.empty();
+}
+
 }  // namespace longkv

@@ -6,12 +6,13 @@
 #include "prefill/antidiagonal.h"
 #include "prefill/choose.h"
 #include "prefill/pattern.h"
+#include "prefill/sizes.h"
 
 namespace longkv {
 
 namespace {
 
-constexpr int64_t kBlock = 128;
+constexpr int64_t kBlock = kShareBlock;
 
 class XAttentionPattern final : public PrefillPattern {
  public:

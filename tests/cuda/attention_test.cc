@@ -52,18 +52,10 @@ TEST(CardAttention, OneTokenOverEveryShapeAndLength) {
         const Shape s{type, c.heads, c.kv_heads, c.dim, (c.rows + 31) / 16 * 16};
         Tokens t = make_tokens(s, c.rows, 11);
         if (!card::attended_in_place(type)) use_stored_rows(t);
-        const OnCard scratch(card::DecodeScratch::bytes(c.heads, splits, c.dim)),
-            row(card::CardRow::bytes(c.heads * c.dim));
-        const card::DecodeScratch d{splits, scratch.as<float>(),
-                                    scratch.as<float>() + int64_t(c.heads) * splits * c.dim};
-        const std::vector<int64_t> position = {c.rows - 1};
-        const OnCard at = OnCard::of(position);
         const auto scale = float(1 / std::sqrt(double(c.dim)));
         const card::AttendArgs a{
             t.q.as<card::half_t>() + (c.rows - 1) * c.heads * c.dim, c.heads, t.kv, scale, float(c.cap), c.window};
-        ASSERT_DONE(card::attend_token(a, {}, at.as<int64_t>(), d, nullptr));
-        ASSERT_DONE(card::merge_partials(d, c.heads, c.dim, card::CardRow::at(row.data(), c.heads * c.dim), nullptr));
-        const auto got = row.read<float>(c.heads * c.dim);
+        const auto got = OneToken(c.heads, c.dim, splits).attend(a, c.rows - 1);
         for (int h = 0; h < c.heads; ++h)
           expect_near(attention_of(t, c.rows - 1, h, scale, c.cap, c.window), &got[size_t(h * c.dim)], tolerance(type));
       }
@@ -119,17 +111,9 @@ TEST(CardAttention, SmallValuesOfManyRows) {
       const Tokens t = make_tokens(s, kRows, 31, RopePairs::kHalves, 0, [&](int64_t r, float v) {
         return (v + c.mean) * c.of_values * (r % 4000 == 3999 && c.of_values < 1.0f ? 100.0f : 1.0f);
       });
-      const OnCard scratch(card::DecodeScratch::bytes(c.heads, c.splits, c.dim)),
-          row(card::CardRow::bytes(c.heads * c.dim));
-      const card::DecodeScratch d{c.splits, scratch.as<float>(),
-                                  scratch.as<float>() + int64_t(c.heads) * c.splits * c.dim};
-      const std::vector<int64_t> position = {kRows - 1};
-      const OnCard at = OnCard::of(position);
       const auto scale = float(1 / std::sqrt(double(c.dim)));
       const card::AttendArgs a{t.q.as<card::half_t>() + (kRows - 1) * c.heads * c.dim, c.heads, t.kv, scale, 0.0f, 0};
-      ASSERT_DONE(card::attend_token(a, {}, at.as<int64_t>(), d, nullptr));
-      ASSERT_DONE(card::merge_partials(d, c.heads, c.dim, card::CardRow::at(row.data(), c.heads * c.dim), nullptr));
-      const auto got = row.read<float>(c.heads * c.dim);
+      const auto got = OneToken(c.heads, c.dim, c.splits).attend(a, kRows - 1);
       const auto queries = t.q.read<uint16_t>(kRows * c.heads * c.dim);
       for (int h = 0; h < c.heads; ++h) {
         if (h % 2 == 1 && h + 1 < c.heads) continue;
@@ -178,13 +162,9 @@ TEST(CardAttention, NotANumberStaysSo) {
       const int64_t first = (kRows - 1) * s.heads * s.dim;
       auto queries = t.q.read<uint16_t>(kRows * s.heads * s.dim);
       queries[size_t(first + s.dim + 3)] = 0x7fff;  // of head 1, in either type of halves
-      const OnCard q = OnCard::of(queries), scratch(card::DecodeScratch::bytes(s.heads, splits, s.dim)),
-                   row(card::CardRow::bytes(s.heads * s.dim)), at = OnCard::of(std::vector<int64_t>{kRows - 1});
-      const card::DecodeScratch d{splits, scratch.as<float>(), scratch.as<float>() + int64_t(s.heads) * splits * s.dim};
+      const OnCard q = OnCard::of(queries);
       const card::AttendArgs a{q.as<card::half_t>() + first, s.heads, t.kv, 0.125f, 0.0f, 0};
-      ASSERT_DONE(card::attend_token(a, {}, at.as<int64_t>(), d, nullptr));
-      ASSERT_DONE(card::merge_partials(d, s.heads, s.dim, card::CardRow::at(row.data(), s.heads * s.dim), nullptr));
-      const auto got = row.read<float>(s.heads * s.dim);
+      const auto got = OneToken(s.heads, s.dim, splits).attend(a, kRows - 1);
       for (int i = 0; i < s.heads * s.dim; ++i) ASSERT_EQ(std::isnan(got[size_t(i)]), i / s.dim == 1) << i;
     }
   }
@@ -205,11 +185,8 @@ TEST(CardAttention, IndicesBeyond32Bits) {
   ASSERT_DONE(card::fill_rows(kv, kRows, 77, nullptr));
   OnCard::check(cudaDeviceSynchronize());
   const auto queries = test::to_halves(test::normal_floats(s.heads * s.dim, 4));
-  const OnCard q = OnCard::of(queries), scratch(card::DecodeScratch::bytes(s.heads, 3, s.dim)),
-               row(card::CardRow::bytes(s.heads * s.dim));
-  const card::DecodeScratch d{3, scratch.as<float>(), scratch.as<float>() + int64_t(s.heads) * 3 * s.dim};
-  const std::vector<int64_t> position = {kRows - 1};
-  const OnCard at = OnCard::of(position);
+  const OnCard q = OnCard::of(queries);
+  const OneToken token(s.heads, s.dim, 3);
   std::vector<int32_t> tiles, counts(size_t(s.kv_heads), 0);
   const int64_t first = kRows - kWindow, stride = 32;
   for (int h = 0; h < s.kv_heads; ++h) {
@@ -226,9 +203,7 @@ TEST(CardAttention, IndicesBeyond32Bits) {
     const card::AttendArgs a{q.as<card::half_t>(), s.heads, kv, 0.1f, 0.0f, listed ? 0 : kWindow};
     card::TileList chosen;
     if (listed) chosen = {list.as<int32_t>(), count.as<int32_t>(), stride};
-    ASSERT_DONE(card::attend_token(a, chosen, at.as<int64_t>(), d, nullptr));
-    ASSERT_DONE(card::merge_partials(d, s.heads, s.dim, card::CardRow::at(row.data(), s.heads * s.dim), nullptr));
-    const auto got = row.read<float>(s.heads * s.dim);
+    const auto got = token.attend(a, kRows - 1, chosen);
     for (const int head : {0, s.heads - 1}) {
       std::vector<uint16_t> k(size_t(kWindow * s.dim)), v(k.size());
       const int64_t from = (head / 2 * kRows + first) * s.dim * 2;

@@ -1,6 +1,5 @@
 // Whole models whose older rows are encoded on the card: cuts, short prompts and interrupts, beside layers with windows
 // and layers in memory.
-#include <atomic>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -18,27 +17,6 @@ namespace {
 using test::OnCard;
 using test::random_ids;
 
-std::unique_ptr<Session> open(const std::shared_ptr<const LoadedModel>& model, const std::string& recipe,
-                              const std::shared_ptr<CardModel>& card, ThreadPool& pool) {
-  SessionOptions o;
-  o.context = 4096;
-  const auto parsed = parse_recipe(recipe);
-  EXPECT_TRUE(parsed.ok()) << parsed.status().message();
-  o.recipe = *parsed;
-  o.products = ProductType::kF32;
-  o.card = card;
-  auto made = Session::create(model, o, pool);
-  EXPECT_TRUE(made.ok()) << made.status().message();
-  return made.ok() ? std::move(made).value() : nullptr;
-}
-
-Status decode_all(Session& s, std::span<const int32_t> ids) {
-  for (const int32_t id : ids) {
-    if (const Status done = s.decode(id); !done.ok()) return done;
-  }
-  return {};
-}
-
 // Prompts so short that the middle of what is held would end before what is encoded, were there no cut.
 TEST(CardEncoded, AShortPromptAfterACut) {
   LONGKV_NEED_CARD();
@@ -50,7 +28,7 @@ TEST(CardEncoded, AShortPromptAfterACut) {
   for (const std::string& text : {std::string("kivi4"), std::string("store=kivi4(sink=16,window=40)"), mask + "+kivi4",
                                   std::string("quest:budget=512 + store=kivi4")}) {
     SCOPED_TRACE(text);
-    const auto cpu = open(p.model, text, nullptr, *p.pool), gpu = open(p.model, text, p.card, *p.pool);
+    const auto cpu = open_session(p.model, text, nullptr, *p.pool), gpu = open_session(p.model, text, p.card, *p.pool);
     ASSERT_TRUE(cpu && gpu);
     const double limit = text.starts_with("quest") ? 0.02 : 2e-3;  // a choice may differ
     for (Session* s : {cpu.get(), gpu.get()}) {
@@ -71,14 +49,12 @@ TEST(CardEncoded, AShortPromptAfterAnInterruptedOne) {
   ASSERT_TRUE(p.card);
   const auto ids = random_ids(3000, p.model->config().vocab, 22);
   const std::span<const int32_t> all(ids);
-  const auto plain = open(p.model, "kivi4", p.card, *p.pool), stopped = open(p.model, "kivi4", p.card, *p.pool);
+  const auto plain = open_session(p.model, "kivi4", p.card, *p.pool),
+             stopped = open_session(p.model, "kivi4", p.card, *p.pool);
   ASSERT_TRUE(plain && stopped);
   ASSERT_DONE(plain->prefill(all.first(1000)));
   ASSERT_DONE(stopped->prefill(all.first(1000)));
-  std::atomic<bool> cancel = false;
-  const Status left = stopped->prefill(
-      all.subspan(1000, 1000), [&](int64_t done, int64_t total) { cancel = cancel || done > total / 2; }, &cancel);
-  EXPECT_EQ(left.code(), Code::kCancelled) << left.message();
+  interrupt_prompt(*stopped, all.subspan(1000, 1000));
   EXPECT_EQ(stopped->tokens(), 1000);
   for (Session* s : {plain.get(), stopped.get()}) ASSERT_DONE(s->prefill(all.subspan(2500, 20)));
   // Of half the layers up to a window's rows were encoded and came back.
@@ -133,7 +109,7 @@ TEST(CardEncoded, BlocksOverACutAsOnTheCpu) {
   ASSERT_TRUE(p.card);
   const auto ids = random_ids(3000, p.model->config().vocab, 24);
   const std::string text = "index=minmax(block=64) + select=topk(budget=192,sink=0,local=0) + store=kivi4(window=128)";
-  const auto cpu = open(p.model, text, nullptr, *p.pool), gpu = open(p.model, text, p.card, *p.pool);
+  const auto cpu = open_session(p.model, text, nullptr, *p.pool), gpu = open_session(p.model, text, p.card, *p.pool);
   ASSERT_TRUE(cpu && gpu);
   for (Session* s : {cpu.get(), gpu.get()}) {
     ASSERT_DONE(s->prefill(std::span<const int32_t>(ids).first(2600)));
@@ -185,7 +161,7 @@ TEST(CardEncoded, NothingIsEncodedWhereEveryLayerHasAWindow) {
   p.card = CardModel::load(model, {}).value();
   const auto ids = random_ids(300, model->config().vocab, 25);
   const std::span<const int32_t> all(ids);
-  const auto cpu = open(model, "kivi4", nullptr, *p.pool), gpu = open(model, "kivi4", p.card, *p.pool);
+  const auto cpu = open_session(model, "kivi4", nullptr, *p.pool), gpu = open_session(model, "kivi4", p.card, *p.pool);
   ASSERT_TRUE(cpu && gpu);
   for (Session* s : {cpu.get(), gpu.get()}) {
     ASSERT_DONE(s->prefill(all.first(250)));
@@ -207,13 +183,10 @@ TEST(CardEncoded, AnInterruptedPromptThatLeavesNothing) {
   const auto ids = random_ids(1500, model->config().vocab, 26);
   const std::span<const int32_t> all(ids);
   const char* const recipe = "store=kivi4(window=32)";
-  const auto fresh = open(model, recipe, card, pool), stopped = open(model, recipe, card, pool);
+  const auto fresh = open_session(model, recipe, card, pool), stopped = open_session(model, recipe, card, pool);
   ASSERT_TRUE(fresh && stopped);
   ASSERT_DONE(stopped->prefill(all.first(500)));
-  std::atomic<bool> cancel = false;
-  const Status left = stopped->prefill(
-      all.subspan(500, 400), [&](int64_t done, int64_t total) { cancel = cancel || done > total / 2; }, &cancel);
-  EXPECT_EQ(left.code(), Code::kCancelled) << left.message();
+  interrupt_prompt(*stopped, all.subspan(500, 400));
   ASSERT_EQ(stopped->tokens(), 0) << "windows let go of rows";
   for (Session* s : {fresh.get(), stopped.get()}) {
     ASSERT_DONE(s->prefill(all.subspan(900, 450)));
@@ -230,7 +203,7 @@ TEST(CardEncoded, ACutThatIsRefusedChangesNothing) {
   const auto ids = random_ids(600, model->config().vocab, 27);
   const std::span<const int32_t> all(ids);
   const char* const recipe = "store=kivi4(window=32)";
-  const auto plain = open(model, recipe, card, pool), asked = open(model, recipe, card, pool);
+  const auto plain = open_session(model, recipe, card, pool), asked = open_session(model, recipe, card, pool);
   ASSERT_TRUE(plain && asked);
   for (Session* s : {plain.get(), asked.get()}) ASSERT_DONE(s->prefill(all.first(500)));
   EXPECT_EQ(asked->truncate(100).code(), Code::kInvalidArgument);
@@ -245,7 +218,7 @@ TEST(CardEncoded, NoRandomRowsAreNoRows) {
   const Pair p = open_pair(models().front());
   ASSERT_TRUE(p.card);
   for (const char* text : {"full", "q8", "kivi4", "quest:budget=256"}) {
-    const auto s = open(p.model, text, p.card, *p.pool);
+    const auto s = open_session(p.model, text, p.card, *p.pool);
     ASSERT_TRUE(s);
     ASSERT_DONE(s->fill_random(0, 1));
     EXPECT_EQ(s->tokens(), 0);

@@ -5,13 +5,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "base/cpu.h"
-#include "base/threads.h"
 #include "cuda/card.h"
-#include "cuda/card_session.h"
-#include "engine/likelihood.h"
-#include "engine/session.h"
-#include "support/paths.h"
 
 namespace longkv {
 namespace {
@@ -144,46 +138,6 @@ TEST(CardPromptBlocks, MeansAndAttentionAsInDouble) {
     }
     for (int64_t i = sparse * c.heads * c.dim; i < n * c.heads * c.dim; ++i) ASSERT_EQ(got[size_t(i)], 0xffff);
   }
-}
-
-// Whole models: every block is dense reading; few blocks choose as the CPU does.
-TEST(CardPromptBlocks, ModelsReadAsOnTheCpu) {
-  LONGKV_NEED_CARD();
-  ThreadPool pool(default_threads());
-  const auto model = LoadedModel::load(test::repo_model("needle-10m-128k-f16.gguf")).value();
-  const auto card = CardModel::load(model, {}).value();
-  std::string text;
-  while (text.size() < 6000)
-    text += "The grass is green. The sky is blue. " + std::to_string(text.size()) + " is a number. ";
-  std::vector<int32_t> ids = {256};
-  for (unsigned char c : text) ids.push_back(c);
-  const auto open = [&](const std::string& recipe, bool on_card, bool hybrid = false) {
-    SessionOptions o;
-    o.context = 8192;
-    o.recipe = parse_recipe(recipe).value();
-    o.products = ProductType::kF32;
-    o.chunk = 4096;
-    if (on_card) o.card = card;
-    o.card_hybrid = hybrid;
-    auto made = Session::create(model, o, pool);
-    EXPECT_TRUE(made.ok()) << made.status().message();
-    return std::move(made).value();
-  };
-  const auto kl = [&](Session& a, Session& b) {
-    return kl_divergence(a.logits().data(), b.logits().data(), model->config().vocab);
-  };
-  const std::string few = "prefill=block_sparse(blocks=24,threshold=1024,last=64,dense_layers=1)";
-  const std::string every = "prefill=block_sparse(blocks=1000,threshold=1024,last=64,dense_layers=1)";
-  const auto dense = open("full", true), all = open(every, true), sparse = open(few, true), cpu = open(few, false);
-  const auto hybrid = open(few + " + index=minmax + select=topk(budget=4096)", true, true);
-  for (Session* s : {dense.get(), all.get(), sparse.get(), cpu.get(), hybrid.get()}) ASSERT_DONE(s->prefill(ids));
-  std::printf(
-      "  KL: all blocks against dense %.1e, 24 blocks against the CPU's %.1e, against dense %.1e, hybrid %.1e\n",
-      kl(*dense, *all), kl(*cpu, *sparse), kl(*dense, *sparse), kl(*sparse, *hybrid));
-  EXPECT_LT(kl(*dense, *all), 1e-4);
-  EXPECT_GT(kl(*dense, *sparse), 0.0);
-  EXPECT_LT(kl(*cpu, *sparse), 0.02);
-  EXPECT_LT(kl(*sparse, *hybrid), 1e-4);
 }
 
 }  // namespace

@@ -196,9 +196,9 @@ TEST(CardPromptLines, BestLinesAndTheirWords) {
         if (pattern.kind == LineKind::kAShape) add(vertical ? pattern.first : pattern.second);
         if (pattern.kind == LineKind::kAll && vertical) add(words * 64);
         if (pattern.kind == LineKind::kLines) {
-          const int64_t forced = vertical ? card::kForcedColumns : card::kForcedDistances;
+          const int64_t forced = vertical ? kForcedColumns : kForcedDistances;
           const int64_t size =
-              vertical ? std::max(pattern.first, card::kMinColumns) : std::max(pattern.second, card::kMinDistances);
+              vertical ? std::max(pattern.first, kMinColumns) : std::max(pattern.second, kMinDistances);
           const float* scores = &(vertical ? columns : distances)[size_t(h * stride)];
           std::vector<int64_t> order(static_cast<size_t>(rows));
           std::iota(order.begin(), order.end(), 0);

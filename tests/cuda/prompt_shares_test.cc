@@ -13,7 +13,6 @@
 namespace longkv {
 namespace {
 
-using card::kShareBlock;
 using test::OnCard;
 
 TEST(PromptShares, SquaresOfAChunk) {

@@ -196,7 +196,7 @@ TEST(CardPromptSparse, ModelsReadAsOnTheCpu) {
   const std::string file = test::repo_model("needle-10m-128k-minference.json");
   for (const std::string& few :
        {std::string("a_shape(sink=64,window=500,"), std::string("vertical_slash(columns=200,diagonals=300,"),
-        std::string("xattention(tau=70%,min_blocks=2,"),
+        std::string("block_sparse(blocks=24,"), std::string("xattention(tau=70%,min_blocks=2,"),
         std::string("xattention(tau=70%,min_blocks=2,heads=kv,stride=8,"), "minference(file=" + file + ","}) {
     const std::string recipe = "prefill=" + (few + rest);
     const auto cpu = read(recipe, false), sparse = read(recipe, true), quantised = read(recipe + " + store=q8_0", true),

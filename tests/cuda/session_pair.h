@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -48,6 +49,38 @@ inline Pair open_pair(const std::string& path) {
   EXPECT_TRUE(card.ok()) << card.status().message();
   if (card.ok()) p.card = std::move(card).value();
   return p;
+}
+
+// A session in fp32 products; card: where it runs, or nullptr.
+inline std::unique_ptr<Session> open_session(const std::shared_ptr<const LoadedModel>& model, const std::string& recipe,
+                                             const std::shared_ptr<CardModel>& card, ThreadPool& pool,
+                                             int64_t context = 4096) {
+  SessionOptions o;
+  o.context = context;
+  const auto parsed = parse_recipe(recipe);
+  EXPECT_TRUE(parsed.ok()) << parsed.status().message();
+  if (!parsed.ok()) return nullptr;
+  o.recipe = *parsed;
+  o.products = ProductType::kF32;
+  o.card = card;
+  auto made = Session::create(model, o, pool);
+  EXPECT_TRUE(made.ok()) << made.status().message();
+  return made.ok() ? std::move(made).value() : nullptr;
+}
+
+inline Status decode_all(Session& s, std::span<const int32_t> ids) {
+  for (const int32_t id : ids) {
+    if (const Status done = s.decode(id); !done.ok()) return done;
+  }
+  return {};
+}
+
+// Reads a prompt that is interrupted when half of it, over all layers, has been read.
+inline void interrupt_prompt(Session& s, std::span<const int32_t> ids) {
+  std::atomic<bool> cancel = false;
+  const Status left = s.prefill(
+      ids, [&](int64_t done, int64_t total) { cancel = cancel || done > total / 2; }, &cancel);
+  EXPECT_EQ(left.code(), Code::kCancelled) << left.message();
 }
 
 inline double relative_error(std::span<const float> have, std::span<const float> want) {

@@ -2,7 +2,6 @@
 #include "engine/session.h"
 
 #include <algorithm>
-#include <atomic>
 #include <fstream>
 
 #include "base/cpu.h"
@@ -199,25 +198,17 @@ TEST(CardSession, ChosenRowsAsOnTheCpu) {
         "index=mean(block=32,coarse=1) + "
         "select=topk(budget=512,sink=16,local=64,heads=shared)"}) {
     SCOPED_TRACE(text);
-    SessionOptions o;
-    o.context = 4096;
-    o.recipe = parse_recipe(text).value();
-    o.products = ProductType::kF32;
-    auto cpu = Session::create(p.model, o, *p.pool);
-    o.card = p.card;
-    auto gpu = Session::create(p.model, o, *p.pool);
-    ASSERT_TRUE(cpu.ok() && gpu.ok());
-    ASSERT_DONE((*cpu)->prefill(ids));
-    ASSERT_DONE((*gpu)->prefill(ids));
-    for (int i = 0; i < 40; ++i) {
-      ASSERT_DONE((*cpu)->decode(ids[size_t(i)]));
-      ASSERT_DONE((*gpu)->decode(ids[size_t(i)]));
+    const auto cpu = open_session(p.model, text, nullptr, *p.pool), gpu = open_session(p.model, text, p.card, *p.pool);
+    ASSERT_TRUE(cpu && gpu);
+    for (Session* s : {cpu.get(), gpu.get()}) {
+      ASSERT_DONE(s->prefill(ids));
+      ASSERT_DONE(decode_all(*s, std::span<const int32_t>(ids).first(40)));
     }
-    const double kl = kl_divergence((*cpu)->logits().data(), (*gpu)->logits().data(), p.model->config().vocab);
+    const double kl = kl_divergence(cpu->logits().data(), gpu->logits().data(), p.model->config().vocab);
     std::printf("  %s: KL %.2e\n", text, kl);
     EXPECT_LT(kl, 0.05);
-    EXPECT_NEAR(double((*gpu)->kv_stats().rows_attended), double((*cpu)->kv_stats().rows_attended),
-                0.1 * double((*cpu)->kv_stats().rows_attended));
+    const auto rows = double(cpu->kv_stats().rows_attended);
+    EXPECT_NEAR(double(gpu->kv_stats().rows_attended), rows, 0.1 * rows);
   }
 }
 
@@ -234,33 +225,25 @@ TEST(CardSession, EncodedRowsAsOnTheCpu) {
         mask + "+kivi4", std::string("quest:budget=512 + store=kivi4"),
         std::string("onebit:budget=512 + store=kivi4(sink=32)")}) {
     SCOPED_TRACE(text);
-    SessionOptions o;
-    o.context = 4096;
-    auto recipe = parse_recipe(text);
-    ASSERT_TRUE(recipe.ok()) << recipe.status().message();
-    o.recipe = *recipe;
-    o.products = ProductType::kF32;
-    auto cpu = Session::create(p.model, o, *p.pool);
-    o.card = p.card;
-    auto gpu = Session::create(p.model, o, *p.pool);
-    ASSERT_TRUE(cpu.ok()) << cpu.status().message();
-    ASSERT_TRUE(gpu.ok()) << gpu.status().message();
-    const auto both = [&](const auto& act) {
-      ASSERT_DONE(act(**cpu));
-      ASSERT_DONE(act(**gpu));
-    };
-    both([&](Session& s) { return s.prefill(all.first(2500)); });
-    for (int i = 0; i < 100; ++i) both([&](Session& s) { return s.decode(ids[size_t(i)]); });
-    const double limit = o.recipe.select.all ? 2e-3 : 0.02;  // a choice may differ
-    expect_close(p, (*gpu)->logits(), (*cpu)->logits(), "decoded", limit);
-    const double cpu_bytes = double((*cpu)->kv_bytes_held());
-    EXPECT_LT(double((*gpu)->kv_bytes_held()), 1.2 * cpu_bytes);  // channels are filled up to 32
-    both([&](Session& s) { return s.truncate(2333); });
-    for (int i = 0; i < 50; ++i) both([&](Session& s) { return s.decode(ids[size_t(i)]); });
-    expect_close(p, (*gpu)->logits(), (*cpu)->logits(), "after a cut", limit);
-    both([&](Session& s) { return s.prefill(all.subspan(2500)); });
-    for (int i = 0; i < 40; ++i) both([&](Session& s) { return s.decode(ids[size_t(i)]); });
-    expect_close(p, (*gpu)->logits(), (*cpu)->logits(), "after a second prompt", limit);
+    const auto cpu = open_session(p.model, text, nullptr, *p.pool), gpu = open_session(p.model, text, p.card, *p.pool);
+    ASSERT_TRUE(cpu && gpu);
+    for (Session* s : {cpu.get(), gpu.get()}) {
+      ASSERT_DONE(s->prefill(all.first(2500)));
+      ASSERT_DONE(decode_all(*s, all.first(100)));
+    }
+    const double limit = cpu->kv().recipe().select.all ? 2e-3 : 0.02;  // a choice may differ
+    expect_close(p, gpu->logits(), cpu->logits(), "decoded", limit);
+    EXPECT_LT(double(gpu->kv_bytes_held()), 1.2 * double(cpu->kv_bytes_held()));  // channels are filled up to 32
+    for (Session* s : {cpu.get(), gpu.get()}) {
+      ASSERT_DONE(s->truncate(2333));
+      ASSERT_DONE(decode_all(*s, all.first(50)));
+    }
+    expect_close(p, gpu->logits(), cpu->logits(), "after a cut", limit);
+    for (Session* s : {cpu.get(), gpu.get()}) {
+      ASSERT_DONE(s->prefill(all.subspan(2500)));
+      ASSERT_DONE(decode_all(*s, all.first(40)));
+    }
+    expect_close(p, gpu->logits(), cpu->logits(), "after a second prompt", limit);
   }
 }
 
@@ -271,26 +254,20 @@ TEST(CardSession, InterruptedPromptOverEncodedRows) {
   ASSERT_TRUE(p.card);
   const auto ids = random_ids(2000, p.model->config().vocab, 22);
   const std::span<const int32_t> all(ids);
+  const auto plain = open_session(p.model, "kivi4", p.card, *p.pool),
+             stopped = open_session(p.model, "kivi4", p.card, *p.pool);
+  ASSERT_TRUE(plain && stopped);
+  for (Session* each : {plain.get(), stopped.get()}) ASSERT_DONE(each->prefill(all.first(1000)));
+  interrupt_prompt(*stopped, all.subspan(1000));
+  EXPECT_EQ(stopped->tokens(), 1000);
+  for (Session* each : {plain.get(), stopped.get()}) ASSERT_DONE(decode_all(*each, all.first(60)));
+  // Up to a window's rows were encoded sooner.
+  expect_close(p, stopped->logits(), plain->logits(), "interrupted", 0.05);
+  // Whose prompt does not pass a layer at once cannot attend its rows as they came.
   SessionOptions o;
   o.context = 4096;
   o.recipe = parse_recipe("kivi4").value();
   o.card = p.card;
-  auto plain = Session::create(p.model, o, *p.pool), stopped = Session::create(p.model, o, *p.pool);
-  ASSERT_TRUE(plain.ok() && stopped.ok());
-  ASSERT_DONE((*plain)->prefill(all.first(1000)));
-  ASSERT_DONE((*stopped)->prefill(all.first(1000)));
-  std::atomic<bool> cancel = false;
-  const Status left = (*stopped)->prefill(
-      all.subspan(1000), [&](int64_t done, int64_t total) { cancel = cancel || done > total / 2; }, &cancel);
-  EXPECT_EQ(left.code(), Code::kCancelled) << left.message();
-  EXPECT_EQ((*stopped)->tokens(), 1000);
-  for (int i = 0; i < 60; ++i) {
-    ASSERT_DONE((*plain)->decode(ids[size_t(i)]));
-    ASSERT_DONE((*stopped)->decode(ids[size_t(i)]));
-  }
-  // Up to a window's rows were encoded sooner.
-  expect_close(p, (*stopped)->logits(), (*plain)->logits(), "interrupted", 0.05);
-  // Whose prompt does not pass a layer at once cannot attend its rows as they came.
   o.card_chunk = 256;
   o.order = PrefillOrder::kChunkMajor;
   auto pieces = Session::create(p.model, o, *p.pool);

@@ -125,6 +125,30 @@ inline std::vector<double> attention_of(const Tokens& t, int64_t position, int h
   return out;
 }
 
+// Memory for the attention of one token, in so many pieces.
+class OneToken {
+ public:
+  OneToken(int heads, int dim, int splits)
+      : heads_(heads),
+        dim_(dim),
+        memory_(card::DecodeScratch::bytes(heads, splits, dim)),
+        row_(card::CardRow::bytes(heads * dim)),
+        scratch_{splits, memory_.as<float>(), memory_.as<float>() + int64_t(heads) * splits * dim} {}
+
+  // [heads][dim], of the token whose own row is `position`.
+  std::vector<float> attend(const card::AttendArgs& a, int64_t position, const card::TileList& list = {}) const {
+    const OnCard at = OnCard::of(std::vector<int64_t>{position});
+    EXPECT_DONE(card::attend_token(a, list, at.as<int64_t>(), scratch_, nullptr));
+    EXPECT_DONE(card::merge_partials(scratch_, heads_, dim_, card::CardRow::at(row_.data(), heads_ * dim_), nullptr));
+    return row_.read<float>(heads_ * dim_);
+  }
+
+ private:
+  int heads_, dim_;
+  OnCard memory_, row_;
+  card::DecodeScratch scratch_;
+};
+
 inline constexpr KvType kRowTypes[] = {KvType::kF16, KvType::kBf16, KvType::kQ8_0, KvType::kQ4_0, KvType::kFp8};
 
 // What rounding of queries and weights does to an output of unit size: a few units of the type's last place.

@@ -15,12 +15,14 @@ struct Family {
   std::string_view name;  // value of general.architecture
   // Called with the common fields already filled in. `metadata` keys are prefixed with the family's name.
   Status (*configure)(const Metadata& metadata, ModelConfig& config);
+  // Keys that configure() reads, without the family's name; those of rope.* aside.
+  std::span<const std::string_view> keys = {};
+  // Tensors of a layer that others may lack and every model of this family has: without them it would compute nonsense.
+  std::span<const std::string_view> tensors = {};
 };
 
 std::span<const Family> families();
-
-// Tensors of a layer that others may lack and every model of this family has: without them it would compute nonsense.
-std::span<const std::string_view> tensors_needed(std::string_view family);
+const Family* find_family(std::string_view name);  // nullptr: not known
 
 Status configure_llama(const Metadata& metadata, ModelConfig& config);  // also internlm2
 Status configure_qwen(const Metadata& metadata, ModelConfig& config);   // qwen2, qwen3
