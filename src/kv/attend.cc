@@ -41,22 +41,22 @@ float* reserve_lines(std::vector<float>& memory, int64_t count) {
 
 // Floats of a query head in scratch: its padded channels, and what quantised keys are multiplied by.
 int64_t query_floats(const KvHeadView& kv) {
-  const int64_t image = has_quant_kernels(kv.k_type) ? quant_query_bytes(kv.dim_k) / int64_t(sizeof(float)) : 0;
+  const int64_t image =
+      has_quant_kernels(kv.k_type) ? quant_query_bytes(kv.k_type, kv.dim_k) / int64_t(sizeof(float)) : 0;
   return round_up(kv.dim_k, kAttendPad) + image;
 }
 
 void pad_queries(const AttendUnit& unit, float scale, float* dst, int64_t stride) {
-  scale *= query_factor(unit.kv.k_type);
   const bool quant = has_quant_kernels(unit.kv.k_type);
+  const int64_t image_bytes = quant_query_bytes(unit.kv.k_type, unit.kv.dim_k);
+  scale *= query_factor(unit.kv.k_type);
   auto* image = reinterpret_cast<uint8_t*>(dst + stride * unit.n_q);
   for (int h = 0; h < unit.n_q; ++h) {
     const float* q = unit.q + int64_t(h) * unit.kv.dim_k;
     float* padded = dst + h * stride;
     for (int c = 0; c < unit.kv.dim_k; ++c) padded[c] = q[c] * scale;
     std::fill(padded + unit.kv.dim_k, padded + stride, 0.0f);
-    if (quant) {
-      prepare_quant_query(unit.kv.k_type, padded, unit.kv.dim_k, image + h * quant_query_bytes(unit.kv.dim_k));
-    }
+    if (quant) prepare_quant_query(unit.kv.k_type, padded, unit.kv.dim_k, image + h * image_bytes);
   }
 }
 

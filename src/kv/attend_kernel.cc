@@ -81,7 +81,7 @@ void tile_scores(const AttendRun& run, const TilePair& tile, int head, int heads
     args.row = tile.k.row;
     args.rows = tile.rows;
     args.dim = run.kv.dim_k;
-    args.q_stride = quant_query_bytes(run.kv.dim_k);
+    args.q_stride = quant_query_bytes(run.kv.k_type, run.kv.dim_k);
     args.q = run.q_image + head * args.q_stride;
     args.heads = heads;
     args.ahead = ahead;
@@ -104,7 +104,7 @@ void tile_scores(const AttendRun& run, const TilePair& tile, int head, int heads
     const float* q = run.q + head * run.q_stride;
     key_product(run.kv.k_type, heads, {&tile.k, tile.rows, run.kv.dim_k, q, run.q_stride, ahead, s});
   }
-  if (run.kv.k_type == KvType::kFp8) {
+  if (run.kv.k_type == KvType::kFp8 && run.q_image == nullptr) {
     const DF d;
     for (int h = 0; h < heads; ++h) {
       float* row = s + h * kAttendTileMax;
@@ -145,7 +145,7 @@ void tile_values(const AttendRun& run, const TilePair& tile, const float* p, int
 
 // The partials of a chunk of fp8 values, out of the units in which they were summed.
 void finish_chunk(const AttendRun& run, float* partial) {
-  if (run.kv.v_type != KvType::kFp8) return;
+  if (run.kv.v_type != KvType::kFp8 || has_quant_kernels(run.kv.v_type)) return;
   const DF d;
   for (int h = 0; h < run.n_q; ++h) {
     float* p = partial + h * run.partial_stride;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kv/attend.h"
+#include "kv/attend_quant.h"
 #include "kv/types.h"
 
 namespace longkv {
@@ -16,9 +17,12 @@ inline constexpr int64_t kAttendTileMax = 64;
 // Floats of a partial after its channels: two and padding, so that each head's channels begin on a cache line.
 inline constexpr int64_t kPartialTail = 16;
 
-// What query channels are multiplied by before they meet keys of a type; the kernel takes it out again. E4M3 is read as
-// value * 2^-120, whose products with small queries would fall below fp32's range.
-inline constexpr float query_factor(KvType k_type) { return k_type == KvType::kFp8 ? 0x1p64f : 1.0f; }
+// What query channels are multiplied by before they meet keys of a type; the kernel takes it out again. Where E4M3 has
+// no integer form (attend_quant.h) it is read as value * 2^-120, whose products with small queries would fall below
+// fp32's range.
+inline float query_factor(KvType k_type) {
+  return k_type == KvType::kFp8 && !has_quant_kernels(k_type) ? 0x1p64f : 1.0f;
+}
 
 // Where reading goes on: row `row` of *range, then the ranges after it.
 struct RowCursor {
@@ -30,7 +34,7 @@ struct AttendRun {
   KvHeadView kv;
   const float* q = nullptr;  // [n_q][q_stride], multiplied by the scale and query_factor(k_type)
   int64_t q_stride = 0;
-  const uint8_t* q_image = nullptr;  // [n_q][quant_query_bytes(dim_k)] where has_quant_kernels(k_type), else nullptr
+  const uint8_t* q_image = nullptr;  // [n_q][quant_query_bytes()] where has_quant_kernels(k_type), else nullptr
   int n_q = 0;
   RowCursor start;
   int64_t rows = 0;        // of the whole run

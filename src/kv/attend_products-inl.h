@@ -58,6 +58,7 @@ constexpr int64_t padded_rows(int64_t rows) { return (rows + kRowPad - 1) / kRow
 HWY_INLINE void complete_tile(KvType type, int64_t dim, int64_t rows, bool by_group, float fp8_lift, TileRows& tile) {
   const int64_t padded = padded_rows(rows);
   for (int64_t r = rows; r < padded; ++r) tile.row[r] = tile.row[rows - 1];
+  if (has_quant_kernels(type)) return;  // those kernels read the scales themselves
   if (type == KvType::kFp8) {
     for (int64_t r = 0; r < padded; ++r) {
       bf16_t bits;
@@ -66,7 +67,7 @@ HWY_INLINE void complete_tile(KvType type, int64_t dim, int64_t rows, bool by_gr
     }
     return;
   }
-  if (!is_quantized(type) || has_quant_kernels(type)) return;  // those kernels read the scales themselves
+  if (!is_quantized(type)) return;
   const DF d;
   const int64_t groups = dim / kKvQuantGroup;
   const int64_t at = type == KvType::kQ8_0 ? dim : dim / 2;

@@ -8,10 +8,10 @@
 
 #include "base/cpu.h"
 #include "base/virtual_array.h"
+#include "harness.h"
 #include "kv/attend_kernel.h"
 #include "kv/codec/codec.h"
 #include "kv/layout.h"
-#include "support/attention_ref.h"
 
 namespace longkv {
 namespace {
@@ -24,43 +24,11 @@ using test::RandomHead;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-struct Attended {
-  std::vector<float> out, lse;
-  bool operator==(const Attended&) const = default;
-};
+using test::Attended;
+using test::expect_near_ref;
+using test::run_attend;
 
-Attended run_attend(const KvHeadView& kv, const float* q, int n_q, std::span<const RowRange> ranges,
-                    const AttendParams& params, ThreadPool& pool) {
-  Attended a;
-  a.out.assign(size_t(n_q) * size_t(kv.dim_v), NAN);
-  a.lse.assign(size_t(n_q), NAN);
-  AttendUnit unit{q, n_q, kv, ranges, a.out.data(), a.lse.data()};
-  AttendScratch scratch;
-  attend({&unit, 1}, params, scratch, pool);
-  return a;
-}
-
-void expect_near_ref(const Attended& a, const float* q, int n_q, const KvHeadView& kv, std::span<const RowRange> ranges,
-                     const AttendParams& params, const std::string& what) {
-  for (int h = 0; h < n_q; ++h) {
-    const AttentionRef ref = attention_ref(q + int64_t(h) * kv.dim_k, kv, ranges, params);
-    if (ref.scores.empty()) {
-      EXPECT_EQ(a.lse[size_t(h)], -kInf) << what;
-    } else {
-      EXPECT_NEAR(a.lse[size_t(h)], ref.lse, ref.score_tolerance) << what << " head " << h;
-    }
-    for (int c = 0; c < kv.dim_v; ++c) {
-      ASSERT_NEAR(a.out[size_t(h * kv.dim_v + c)], ref.out[size_t(c)], ref.out_tolerance)
-          << what << " head " << h << " channel " << c;
-    }
-  }
-}
-
-class EachLevel : public ::testing::TestWithParam<IsaLevel> {
- protected:
-  void SetUp() override { ASSERT_TRUE(set_active_isa(GetParam()).ok()); }
-  void TearDown() override { ASSERT_TRUE(set_active_isa(available_isa_levels().back()).ok()); }
-};
+class EachLevel : public test::LevelTest {};
 INSTANTIATE_TEST_SUITE_P(Isa, EachLevel, ::testing::ValuesIn(available_isa_levels()),
                          [](const auto& info) { return isa_name(info.param); });
 

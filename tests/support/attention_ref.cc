@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/cpu.h"
 #include "kv/codec/codec.h"
 #include "support/half.h"
 
@@ -13,6 +14,13 @@ namespace longkv::test {
 namespace {
 
 double stored_half(const uint8_t* p) { return half_value(uint16_t(p[0] | p[1] << 8)); }
+
+double fp8_scale(const uint8_t* row, int64_t dim) {
+  const uint32_t bits = uint32_t(row[dim] | row[dim + 1] << 8) << 16;
+  float scale;
+  std::memcpy(&scale, &bits, 4);
+  return double(scale);
+}
 
 }  // namespace
 
@@ -50,13 +58,7 @@ std::vector<double> decode_row_ref(KvType type, const uint8_t* row, int64_t dim)
         value = (nibble - 8) * stored_half(row + dim / 2 + 2 * group);
         break;
       }
-      case KvType::kFp8: {
-        const uint32_t bits = uint32_t(row[dim] | row[dim + 1] << 8) << 16;
-        float scale;
-        std::memcpy(&scale, &bits, 4);
-        value = e4m3_value(row[i]) * double(scale);
-        break;
-      }
+      case KvType::kFp8: value = e4m3_value(row[i]) * fp8_scale(row, dim); break;
       case KvType::kKivi2:
       case KvType::kKivi4: break;  // blocks, not rows
     }
@@ -66,11 +68,38 @@ std::vector<double> decode_row_ref(KvType type, const uint8_t* row, int64_t dim)
 
 namespace {
 
-// Largest error of a score from rounding q to int16 (q8_0) or to int8 in groups of 32 (q4_0).
-double query_rounding(const float* q, const std::vector<double>& k, KvType type) {
+// Where fp8 rows are multiplied as integers: with VNNI.
+bool fp8_integers() {
+#if defined(__x86_64__)
+  return active_isa() >= IsaLevel::kAvx512Vnni;
+#else
+  return false;
+#endif
+}
+
+// The largest error of an fp8 value as an integer: half of 2^-5 below a quarter, where such steps are too coarse.
+double fp8_error(double value, double scale) {
+  return value != 0.0 && std::abs(value) < 0.25 * std::abs(scale) ? 0x1p-6 * std::abs(scale) : 0.0;
+}
+
+// Largest error of a score from rounding q to int16 (q8_0, fp8) or to int8 in groups of 32 (q4_0), and keys of fp8.
+double query_rounding(const float* q, const std::vector<double>& k, KvType type, double scale) {
+  double error = 0.0;
+  if (type == KvType::kFp8 && fp8_integers()) {
+    double largest = 0.0, most = 0.0, keys = 0.0;
+    std::vector<double> sums(4 * (k.size() / 256 + 1));
+    for (size_t c = 0; c < k.size(); ++c) {
+      const double magnitude = std::abs(double(q[c]));
+      largest = std::max(largest, magnitude);
+      double& sum = sums[c / 256 * 4 + c / 16 % 4];
+      most = std::max(most, sum += magnitude);
+      keys += std::abs(k[c]);
+      error += magnitude * fp8_error(k[c], scale);
+    }
+    return error + 0.501 * std::max(largest / 32767.0, most / 139000.0) * keys;
+  }
   if (!kv_type_quantized(type)) return 0.0;
   const size_t group = type == KvType::kQ4_0 ? 32 : k.size();
-  double error = 0.0;
   for (size_t begin = 0; begin < k.size(); begin += group) {
     double largest = 0.0, keys = 0.0;
     for (size_t c = begin; c < begin + group; ++c) {
@@ -82,21 +111,28 @@ double query_rounding(const float* q, const std::vector<double>& k, KvType type)
   return error;
 }
 
-// Largest error of sum(p v) from rounding p * scale to int16 against the largest of its tile, wherever tiles of at most
-// 64 rows begin. A channel is at most scale * levels, which a group's largest value bounds from below.
+// Largest error of sum(p v) from rounding p * scale to int16 against the largest of its tile (fp8: or the tile's sum),
+// wherever tiles of at most 64 rows begin. A channel is at most scale * levels, which a group's largest value bounds
+// from below (fp8: a row's).
 double weight_rounding(const std::vector<double>& p, const std::vector<std::vector<double>>& values, KvType type) {
-  if (!kv_type_quantized(type)) return 0.0;
+  const bool fp8 = type == KvType::kFp8 && fp8_integers();
+  if (!kv_type_quantized(type) && !fp8) return 0.0;
   constexpr size_t kTile = 64;
-  std::vector<double> largest(p.size());
+  std::vector<double> largest(p.size()), before(p.size() + 1);
   for (size_t i = 0; i < p.size(); ++i) {
     for (double v : values[i]) largest[i] = std::max(largest[i], std::abs(v));
+    before[i + 1] = before[i] + p[i] * largest[i];
   }
   double error = 0.0;
   for (size_t begin = 0; begin < p.size(); begin += kTile) {
     const size_t from = begin < kTile ? 0 : begin - kTile, to = std::min(p.size(), begin + 2 * kTile);
-    double top = 0.0;
-    for (size_t i = from; i < to; ++i) top = std::max(top, p[i] * largest[i]);
-    error += 0.501 / 32767.0 * top * double(std::min(kTile, p.size() - begin));
+    double top = 0.0, most = 0.0;
+    for (size_t i = from; i < to; ++i) {
+      top = std::max(top, p[i] * largest[i]);
+      most = std::max(most, before[std::min(i + kTile, to)] - before[i]);
+    }
+    const double step = fp8 ? std::max(top / 32767.0, most / 139000.0) : top / 32767.0;
+    error += 0.501 * step * double(std::min(kTile, p.size() - begin));
   }
   return error;
 }
@@ -110,6 +146,7 @@ AttentionRef attention_ref(const float* q, const KvHeadView& kv, std::span<const
   r.out.assign(size_t(kv.dim_v), 0.0);
   r.lse = -std::numeric_limits<double>::infinity();
   std::vector<std::vector<double>> values;
+  std::vector<double> v_scales;
   double largest_terms = 0.0, largest_value = 0.0, rounding = 0.0;
   for (const RowRange& range : ranges) {
     for (int64_t row = range.begin; row < range.end; ++row) {
@@ -119,10 +156,13 @@ AttentionRef attention_ref(const float* q, const KvHeadView& kv, std::span<const
         s += double(q[c]) * k[size_t(c)];
         terms += std::abs(double(q[c]) * k[size_t(c)]);
       }
-      rounding = std::max(rounding, query_rounding(q, k, kv.k_type) * std::abs(double(params.scale)));
+      const double k_scale = kv.k_type == KvType::kFp8 ? fp8_scale(kv.k + row * kv.k_stride, kv.dim_k) : 0.0;
+      rounding = std::max(rounding, query_rounding(q, k, kv.k_type, k_scale) * std::abs(double(params.scale)));
       s *= params.scale;
       if (params.softcap > 0.0f) s = params.softcap * std::tanh(s / params.softcap);
+      if (kv.bias != nullptr) s += double(kv.bias[row]);
       r.scores.push_back(s);
+      if (kv.v_type == KvType::kFp8) v_scales.push_back(fp8_scale(kv.v + row * kv.v_stride, kv.dim_v));
       largest_terms = std::max(largest_terms, terms * std::abs(double(params.scale)));
       values.push_back(decode_row_ref(kv.v_type, kv.v + row * kv.v_stride, kv.dim_v));
     }
@@ -130,13 +170,14 @@ AttentionRef attention_ref(const float* q, const KvHeadView& kv, std::span<const
   if (r.scores.empty()) return r;
   const double top = *std::max_element(r.scores.begin(), r.scores.end());
   double sum = 0.0;
-  std::vector<double> weights;
+  std::vector<double> weights, code_errors(r.out.size());
   for (size_t i = 0; i < r.scores.size(); ++i) {
     const double p = std::exp(r.scores[i] - top);
     sum += p;
     weights.push_back(p);
     for (size_t c = 0; c < r.out.size(); ++c) {
       r.out[c] += p * values[i][c];
+      if (kv.v_type == KvType::kFp8 && fp8_integers()) code_errors[c] += p * fp8_error(values[i][c], v_scales[i]);
       largest_value = std::max(largest_value, std::abs(values[i][c]));
     }
   }
@@ -149,6 +190,7 @@ AttentionRef attention_ref(const float* q, const KvHeadView& kv, std::span<const
       rounding + kEps * (largest_terms * (8.0 + kv.dim_k / 4.0) + 8.0 * params.softcap + std::abs(r.lse));
   r.out_tolerance = (2.0 * r.score_tolerance + kEps * (64.0 + 2.0 * double(r.scores.size()))) * largest_value;
   r.out_tolerance += weight_rounding(weights, values, kv.v_type) / sum;
+  r.out_tolerance += *std::max_element(code_errors.begin(), code_errors.end()) / sum;
   r.score_tolerance += kEps * (16.0 + double(r.scores.size()));
   return r;
 }

@@ -24,8 +24,8 @@ struct AttentionRef {
   std::vector<double> out;     // [dim_v]
   double lse = 0.0;            // -inf without rows
   std::vector<double> scores;  // per row of the ranges
-  // Error that fp32 arithmetic may show in any channel; for quantised types also the rounding of the query and of the
-  // weights to integers that kv/attend_quant.h states.
+  // Error that fp32 arithmetic may show in any channel; for quantised types, and fp8 at levels that multiply it as
+  // integers, also the rounding of the query, of the weights and of codes to integers that kv/attend_quant.h states.
   double out_tolerance = 0.0;
   double score_tolerance = 0.0;  // ... in a score or lse
 };
