@@ -9,7 +9,9 @@ EMULATED=(base gguf golden kv_core kv_index kv_recipe ops prefill quant sample t
 # tokenizers' speed.
 SLOW='^Speed\.|LongNeedle|GoldenModel.*/(smollm2|needle_10m|gemma3_270m)|_NOT_BUILT$'
 # Real models again, in tests that bound the time of the programs that they start, and long lessons: the release tests run them.
-REAL='CliEval\.(AFullDisk|JobsChange|AKilled|PromptsAre)|CliTrain\.(AMask|ALoss|AStopped|Gates|NoRoom)|Trainer\.(LearnedChannels|AStopped)|RealModel|Kvpress.*[Ss]mol|AModelAnswers|Serve\.EveryKind|Clients\.'
+REAL='CliEval\.(AFullDisk|JobsChange|AKilled|PromptsAre)|CliTrain\.(AMask|ALoss|AStopped|Gates|NoRoom)|Trainer\.(LearnedChannels|AStopped)|RealModel|Kvpress.*[Ss]mol|AModelAnswers|Serve\.EveryKind|Clients\.|SchedulerTest\.(CancelledWherever|AnAnswerGoesOn)|Streams\.(AClientThatLeaves|TokensCome|SilenceIs)'
+# Need more than ten minutes under the thread sanitizer, or a program that this part does not build.
+LONG='Trainer\.BudgetsAreKept|OpenCompassAdapter'
 # Comparisons of kernels with slow references, and their portable level: threads share their work in them as in the tests
 # of equal bits beside them, which the thread sanitizer keeps.
 NUMERIC='Double|EqualReference|EqualsReference|ChannelsAndHeads|EveryChunking|EveryTokenCount$|/base'
@@ -94,7 +96,7 @@ run_threads() {
   ! setarch -R true 2>/dev/null || RUNNER=(setarch -R)
   one "thread sanitizer build, configure" cmake --preset tsan &&
     one "thread sanitizer build" build build/tsan "${targets[@]}" || return 0
-  most build/tsan "$NUMERIC|$REAL"
+  TSAN_OPTIONS="suppressions=$ROOT/tests/tsan_suppressions.txt ${TSAN_OPTIONS:-}" most build/tsan "$NUMERIC|$REAL|$LONG"
 }
 
 fuzz_target() {

@@ -29,7 +29,8 @@ class [[nodiscard]] Status {
 
   bool ok() const { return code_ == Code::kOk; }
   Code code() const { return code_; }
-  const std::string& message() const { return message_; }
+  const std::string& message() const& { return message_; }
+  std::string message() && { return std::move(message_); }  // of a temporary: a reference to it would dangle
 
   // Prefixes the message with where the error was met ("model.gguf: ...").
   Status with_context(const std::string& where) const { return ok() ? *this : Status(code_, where + ": " + message_); }

@@ -140,6 +140,9 @@ Status set_active_isa(IsaLevel level) {
   if (level < IsaLevel::kAvx2) disabled |= HWY_AVX2;
 #endif
   hwy::DisableTargets(disabled);
+  // Chosen here: the first dispatch after DisableTargets() looks for targets anew and for a moment lets other threads
+  // have those that are off, whose bits differ.
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
   active().store(level, std::memory_order_relaxed);
   return {};
 }

@@ -85,10 +85,15 @@ TEST(CliSignals, WhileAnsweringWithStatistics) {
 
 TEST(CliSignals, WhileTheMachineIsMeasured) {
   ProgramInput input;
-  input.signal_when = [begin = std::chrono::steady_clock::now()](const Outcome&) {
-    return std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(100);
+  // A moment after what `-v` prints when the model has been read; where it prints nothing, after two seconds.
+  bool printed = false;
+  auto since = std::chrono::steady_clock::now();
+  input.signal_when = [&](const Outcome& o) {
+    const auto now = std::chrono::steady_clock::now();
+    if (printed == o.err.empty()) printed = !printed, since = now;
+    return now - since > std::chrono::milliseconds(printed ? 50 : 2000);
   };
-  stopped({"bench", "-m", needle(), "-p", "65536", "-n", "0", "-r", "1"}, input);
+  stopped({"bench", "-v", "-m", needle(), "-p", "65536", "-n", "0", "-r", "1"}, input);
 }
 
 TEST(CliSignals, WhileAQuestionIsHidden) {

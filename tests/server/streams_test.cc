@@ -137,9 +137,9 @@ TEST(Streams, TokensComeAsTheyAreMade) {
 
 TEST(Streams, SilenceIsFilledWithComments) {
   if (smol().empty()) GTEST_SKIP() << "SmolLM2 was not fetched";
-  TestServer server([](ServiceOptions&, HttpOptions& h) { h.ping = std::chrono::milliseconds(300); }, smol());
+  TestServer server([](ServiceOptions&, HttpOptions& h) { h.ping = std::chrono::milliseconds(20); }, smol());
   std::string text;
-  for (int i = 0; i < 3000; ++i) text += "word ";
+  for (int i = 0; i < 600; ++i) text += "word ";
   const Reply reply = server.post("/v1/chat/completions", chat(text, {{"stream", true}, {"max_tokens", 2}}));
   EXPECT_NE(reply.body.find(": ping\n\n"), std::string::npos);
   EXPECT_EQ(reply.messages().back(), "[DONE]");
