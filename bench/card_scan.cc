@@ -60,8 +60,8 @@ int main(int argc, char** argv) {
   const auto score_boxes = [&](int l) {
     check(card::score_blocks(q, kHeads, rows, boxes[size_t(l % kIndexes)], rules, position, scores, stream));
   };
-  const auto choose = [&](bool topped) {
-    check(card::choose_blocks(scores, topped, kKvHeads, boxes[0], rules, position, tiles, tiles + kKvHeads * stride * 2,
+  const auto choose = [&](card::Tops tops) {
+    check(card::choose_blocks(scores, tops, kKvHeads, boxes[0], rules, position, tiles, tiles + kKvHeads * stride * 2,
                               stride, stream));
   };
   const auto show = [&](const char* what, int64_t bytes, const std::function<void(int)>& layer) {
@@ -74,11 +74,12 @@ int main(int argc, char** argv) {
                   double(bytes) * layers / ms * 1e-9, double(bytes) * layers / 4.8e9);
     std::printf("\n");
   };
+  const card::Tops made = blocks > card::kFewBlocks ? card::Tops::kMade : card::Tops::kNone;
   std::printf("%lld tokens, %d layers\n", static_cast<long long>(tokens), layers);
   show("one-bit keys: scores", bits_bytes, score_bits);
-  show("one-bit keys: scores and choice", bits_bytes, [&](int l) { score_bits(l), choose(true); });
-  show("choice alone", 0, [&](int) { choose(false); });
+  show("one-bit keys: scores and choice", bits_bytes, [&](int l) { score_bits(l), choose(card::Tops::kLeft); });
+  show("choice alone", 0, [&](int) { choose(made); });
   show("boxes in bytes: scores", box_bytes, score_boxes);
-  show("boxes in bytes: scores and choice", box_bytes, [&](int l) { score_boxes(l), choose(false); });
+  show("boxes in bytes: scores and choice", box_bytes, [&](int l) { score_boxes(l), choose(made); });
   return 0;
 }

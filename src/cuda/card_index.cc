@@ -133,13 +133,26 @@ int64_t CardIndex::rows_attended(int64_t tokens) const {
   return std::min(tokens, sink + std::min(std::max<int64_t>(1, left / block_), blocks) * block_ + tokens - tail);
 }
 
+// Blocks of a list that are scored.
+int64_t CardIndex::most_candidates(int64_t tokens) const {
+  const int64_t fine = tokens / block_;
+  if (coarse_.empty() || fine * limits_.block_bytes <= limits_.index_bytes) return fine;
+  const int64_t factor = rules_.among.factor, most = std::min(limits_.most(rules_, int(factor)), fine / factor);
+  return std::min(fine, most * factor + fine % factor);
+}
+
+CardChoiceStep CardIndex::step_at(int64_t tokens) const {
+  CardChoiceStep step;
+  step.all = !by_mass() && tokens <= rules_.budget;
+  step.ends = tokens % block_ == 0;
+  step.sieves = !step.all && most_candidates(tokens) > card::kFewBlocks;
+  return step;
+}
+
 int64_t CardIndex::scan_bytes(int64_t tokens) const {
   if (!coarse_.empty()) {
     const int64_t factor = rules_.among.factor, coarse = tokens / (block_ * factor), fine = tokens / block_;
-    const int64_t most = std::min(limits_.most(rules_, int(factor)), coarse);
-    const int64_t scored = fine * limits_.block_bytes <= limits_.index_bytes
-                               ? fine
-                               : coarse + std::min(fine, most * factor + fine % factor);
+    const int64_t scored = fine * limits_.block_bytes <= limits_.index_bytes ? fine : coarse + most_candidates(tokens);
     return config_.kv_heads * scored * limits_.block_bytes;
   }
   if (by_bits_) return card::bits_bytes(block_, config_.kv_heads, config_.head_dim_k, tokens / block_);
@@ -155,40 +168,55 @@ Status CardIndex::update(int layer, const card::CardKv& kv, int64_t begin, int64
   return card::summarize(kv, coarse, begin / coarse.block, end / coarse.block - begin / coarse.block, stream);
 }
 
+// The token's row, and summaries of the blocks that end with it.
+Status CardIndex::index_last(int layer, const CardChoiceStep& step, const card::CardKv& kv,
+                             const card::BlockStore& store, const int64_t* position, cudaStream_t stream) const {
+  const bool far = store.data != nullptr;
+  if (by_bits_) {
+    const card::CardBits& bits = bits_[size_t(layer)];
+    return far ? card::write_bits_last(store, bits, position, stream)
+               : card::write_bits_last(kv, bits, position, stream);
+  }
+  if (!step.ends) return {};
+  for (const auto* level : {&boxes_, &coarse_}) {
+    if (level->empty()) continue;
+    const card::CardSummaries& boxes = (*level)[size_t(layer)];
+    LONGKV_TRY(far ? card::summarize_last(store, boxes, position, stream)
+                   : card::summarize_last(kv, boxes, position, stream));
+  }
+  return {};
+}
+
 // Coarse blocks first: those whose blocks are scored at all.
 Status CardIndex::choose_candidates(int layer, const card::half_t* query, const card::CardKv& kv,
-                                    const card::BlockStore& store, const int64_t* position, cudaStream_t stream) const {
+                                    const int64_t* position, cudaStream_t stream) const {
   const card::CardSummaries& coarse = coarse_[size_t(layer)];
   auto* scores = coarse_lists_.as<float>();
   card::ChoiceRules all = rules_;
   all.among = {};
-  LONGKV_TRY(store.data != nullptr ? card::summarize_last(store, coarse, position, stream)
-                                   : card::summarize_last(kv, coarse, position, stream));
   LONGKV_TRY(card::score_blocks(query, config_.heads, kv, coarse, all, position, scores, stream));
   return card::choose_coarse(scores, config_.kv_heads, coarse, all, limits_, position,
                              const_cast<int32_t*>(rules_.among.coarse), const_cast<int32_t*>(rules_.among.count),
                              rules_.among.stride, stream);
 }
 
-Result<card::TileList> CardIndex::choose(int layer, const card::half_t* query, const card::CardKv& kv,
-                                         const card::BlockStore& store, const int64_t* position,
+Result<card::TileList> CardIndex::choose(int layer, const CardChoiceStep& step, const card::half_t* query,
+                                         const card::CardKv& kv, const card::BlockStore& store, const int64_t* position,
                                          cudaStream_t stream) const {
-  const bool far = store.data != nullptr;
   const card::CardSummaries& boxes = boxes_[size_t(layer)];
-  const card::CardBits& bits = bits_[size_t(layer)];
   auto* scores = scores_.as<float>();
+  LONGKV_TRY(index_last(layer, step, kv, store, position, stream));
+  if (step.all) return card::TileList();
+  card::Tops tops = step.sieves ? card::Tops::kMade : card::Tops::kNone;
   if (by_bits_) {
-    LONGKV_TRY(far ? card::write_bits_last(store, bits, position, stream)
-                   : card::write_bits_last(kv, bits, position, stream));
-    LONGKV_TRY(card::score_bits(query, config_.heads, kv, bits, rules_, config_.attn_scale, position, masses_, scores,
-                                stream));
+    LONGKV_TRY(card::score_bits(query, config_.heads, kv, bits_[size_t(layer)], rules_, config_.attn_scale, position,
+                                masses_, scores, stream));
+    tops = card::Tops::kLeft;
   } else {
-    LONGKV_TRY(far ? card::summarize_last(store, boxes, position, stream)
-                   : card::summarize_last(kv, boxes, position, stream));
-    if (!coarse_.empty()) LONGKV_TRY(choose_candidates(layer, query, kv, store, position, stream));
+    if (!coarse_.empty()) LONGKV_TRY(choose_candidates(layer, query, kv, position, stream));
     LONGKV_TRY(card::score_blocks(query, config_.heads, kv, boxes, rules_, position, scores, stream));
   }
-  LONGKV_TRY(card::choose_blocks(scores, by_bits_, config_.kv_heads, boxes, rules_, position, tiles(),
+  LONGKV_TRY(card::choose_blocks(scores, tops, config_.kv_heads, boxes, rules_, position, tiles(),
                                  const_cast<int32_t*>(list_.count), list_.stride, stream));
   if (by_mass()) {
     const card::AttendArgs a{query, config_.heads, kv, config_.attn_scale, config_.attn_softcap};

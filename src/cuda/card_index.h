@@ -15,6 +15,15 @@
 
 namespace longkv {
 
+// What of a decoded token's choice follows from the number of tokens alone: a recorded step leaves the rest out.
+struct CardChoiceStep {
+  bool all = false;    // every row is attended: nothing is scored
+  bool ends = true;    // a block ends with the token: its summary is written
+  bool sieves = true;  // so many blocks that the choice looks at tops first
+  static constexpr int kKinds = 8;
+  int kind() const { return int(all) | int(ends) << 1 | int(sieves) << 2; }
+};
+
 class CardIndex {
  public:
   // Whether the card has these stages.
@@ -32,9 +41,13 @@ class CardIndex {
 
   // Rows [begin, end) of the layer are in kv.
   Status update(int layer, const card::CardKv& kv, int64_t begin, int64_t end, cudaStream_t stream) const;
+  // Of a decoded token that sees so many, itself included.
+  CardChoiceStep step_at(int64_t tokens) const;
   // Of a decoded token, whose row lies in `store` where that has data, else in kv: indexes the row, scores and chooses.
-  Result<card::TileList> choose(int layer, const card::half_t* query, const card::CardKv& kv,
-                                const card::BlockStore& store, const int64_t* position, cudaStream_t stream) const;
+  // No list where step.all. A step that leaves nothing out does for every number of tokens.
+  Result<card::TileList> choose(int layer, const CardChoiceStep& step, const card::half_t* query,
+                                const card::CardKv& kv, const card::BlockStore& store, const int64_t* position,
+                                cudaStream_t stream) const;
   int32_t* tiles() const { return tiles_.as<int32_t>(); }
   // Whether tokens of the chosen blocks are kept by their mass; then what the steps attended is counted on the card.
   bool by_mass() const { return p_ > 0; }
@@ -43,8 +56,11 @@ class CardIndex {
  private:
   explicit CardIndex(const ModelConfig& config) : config_(config) {}
   Status create_coarse(CardMemory& memory, const Recipe& recipe, int64_t capacity);
-  Status choose_candidates(int layer, const card::half_t* query, const card::CardKv& kv, const card::BlockStore& store,
-                           const int64_t* position, cudaStream_t stream) const;
+  int64_t most_candidates(int64_t tokens) const;
+  Status index_last(int layer, const CardChoiceStep& step, const card::CardKv& kv, const card::BlockStore& store,
+                    const int64_t* position, cudaStream_t stream) const;
+  Status choose_candidates(int layer, const card::half_t* query, const card::CardKv& kv, const int64_t* position,
+                           cudaStream_t stream) const;
 
   const ModelConfig& config_;
   bool by_bits_ = false;

@@ -316,7 +316,7 @@ Status CardKeptSession::record_step() {
     LONGKV_TRY(graph_->qkv_token(l, kv, stream, {}, nullptr, row_at(l)));
     card::TileList list;
     if (selects(l)) {
-      LONGKV_ASSIGN(list, index_->choose(l, graph_->query(), kv, {}, row_at(l), stream));
+      LONGKV_ASSIGN(list, index_->choose(l, CardChoiceStep(), graph_->query(), kv, {}, row_at(l), stream));
     }
     LONGKV_TRY(graph_->attend_token(l, kv, list, stream, row_at(l)));
     LONGKV_TRY(graph_->finish_token(l, stream));

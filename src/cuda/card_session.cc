@@ -32,7 +32,8 @@ class CardSession final : public CardRunner {
       : CardRunner(std::move(model), o, pool), type_(store_regions(o.recipe.store, o.recipe.mask).raw.k) {}
   ~CardSession() override {
     (void)cudaStreamSynchronize(stream_.get());
-    if (step_ != nullptr) (void)cudaGraphExecDestroy(step_);
+    for (cudaGraphExec_t g : graphs_)
+      if (g != nullptr) (void)cudaGraphExecDestroy(g);
   }
 
   Status allocate();
@@ -80,9 +81,11 @@ class CardSession final : public CardRunner {
     return index_->update(layer, in_memory(layer) || encodes(layer) ? work_ : kv_[size_t(layer)], begin, end,
                           stream_.get());
   }
-  Status record_layer(int layer);
-  Status record_step();
-  Status run_step();
+  Status record_layer(int layer, const CardChoiceStep& step);
+  Status record_step(const CardChoiceStep& step);
+  // The recorded step of a token that sees so many, itself included.
+  Result<cudaGraphExec_t> step_of(int64_t tokens);
+  Status run_step(cudaGraphExec_t step);
   void count_step();
 
   KvType type_;
@@ -91,9 +94,9 @@ class CardSession final : public CardRunner {
   card::CardKv work_;                 // rows of the present layer in f16, where they are not attended in place
   std::unique_ptr<CardOldRows> old_;  // of layers whose older rows are encoded
   std::unique_ptr<HybridRows> hybrid_;
-  std::unique_ptr<CardIndex> index_;        // none: every layer attends all
-  std::unique_ptr<PromptLanding> landing_;  // of layers in memory
-  cudaGraphExec_t step_ = nullptr;
+  std::unique_ptr<CardIndex> index_;                     // none: every layer attends all
+  std::unique_ptr<PromptLanding> landing_;               // of layers in memory
+  cudaGraphExec_t graphs_[CardChoiceStep::kKinds] = {};  // of a step
   int64_t tokens_ = 0, steps_ = 0;
   KvStats stats_;        // of layers on the card
   mutable KvStats all_;  // of all
@@ -237,7 +240,7 @@ Status CardSession::abandon(int64_t held) {
   return finish_rows();
 }
 
-Status CardSession::record_layer(int layer) {
+Status CardSession::record_layer(int layer, const CardChoiceStep& step) {
   cudaStream_t stream = stream_.get();
   const bool far = in_memory(layer);
   card::BlockStore store;
@@ -247,7 +250,7 @@ Status CardSession::record_layer(int layer) {
   LONGKV_TRY(graph_->qkv_token(layer, kv, stream, store, hot.slot_of));
   card::TileList list;
   if (selects(layer)) {
-    LONGKV_ASSIGN(list, index_->choose(layer, graph_->query(), kv, store, graph_->position(), stream));
+    LONGKV_ASSIGN(list, index_->choose(layer, step, graph_->query(), kv, store, graph_->position(), stream));
     list.placed = far;
   }
   if (far) {
@@ -261,7 +264,7 @@ Status CardSession::record_layer(int layer) {
 }
 
 // The whole step as one graph: what changes between steps (embedding, position) lies in pinned memory.
-Status CardSession::record_step() {
+Status CardSession::record_step(const CardChoiceStep& step) {
   const ModelConfig& c = config();
   cudaStream_t stream = stream_.get();
   LONGKV_TRY(cuda_status(
@@ -270,7 +273,7 @@ Status CardSession::record_step() {
       cudaMemcpyAsync(graph_->position(), host_.position, 3 * sizeof(int64_t), cudaMemcpyHostToDevice, stream),
       "position"));
   LONGKV_TRY(graph_->begin_token(stream));
-  for (int layer = host_layers(); layer < c.layers; ++layer) LONGKV_TRY(record_layer(layer));
+  for (int layer = host_layers(); layer < c.layers; ++layer) LONGKV_TRY(record_layer(layer, step));
   LONGKV_TRY(graph_->output(graph_->hidden(), stream));
   if (old_) LONGKV_TRY(old_->encode_last(graph_->position(), stream));
   if (index_ && index_->by_mass()) {
@@ -288,14 +291,12 @@ Status CardSession::record_step() {
 }
 
 Status CardSession::decode(int32_t id, std::span<float> logits) {
-  if (step_ == nullptr) {
-    LONGKV_ASSIGN(step_, capture([&] { return record_step(); }));
-  }
+  LONGKV_ASSIGN(cudaGraphExec_t step, step_of(tokens_ + 1));
   embed({&id, 1}, host_.hidden);
   host_.position[0] = tokens_;
   host_.position[1] = steps_++;
   host_.position[2] = old_ ? old_->end() : 0;
-  const Status done = run_step();
+  const Status done = run_step(step);
   if (!done.ok()) {
     if (host_kv_ != nullptr && host_kv_->tokens().v > tokens_) LONGKV_TRY(host_kv_->truncate(TokenCount{tokens_}));
     return done;
@@ -307,10 +308,27 @@ Status CardSession::decode(int32_t id, std::span<float> logits) {
   return {};
 }
 
-Status CardSession::run_step() {
+Result<cudaGraphExec_t> CardSession::step_of(int64_t tokens) {
+  CardChoiceStep step = index_ ? index_->step_at(tokens) : CardChoiceStep();
+  if (hybrid_) step.all = false;  // blocks are fetched by the list
+  cudaGraphExec_t& wanted = graphs_[step.kind()];
+  if (wanted != nullptr) return wanted;
+  // A step at a block's end follows soon: recorded now, so that no later token waits for it.
+  for (const bool ends : {true, false}) {
+    if (!index_ && !ends) continue;
+    step.ends = ends;
+    cudaGraphExec_t& made = graphs_[step.kind()];
+    if (made == nullptr) {
+      LONGKV_ASSIGN(made, capture([&] { return record_step(step); }));
+    }
+  }
+  return wanted;
+}
+
+Status CardSession::run_step(cudaGraphExec_t step) {
   LONGKV_TRY(decode_host_layers(host_.hidden, tokens_));
   if (hybrid_) LONGKV_TRY(hybrid_->prepare(stream_.get()));
-  LONGKV_TRY(cuda_status(cudaGraphLaunch(step_, stream_.get()), "decoding a token"));
+  LONGKV_TRY(cuda_status(cudaGraphLaunch(step, stream_.get()), "decoding a token"));
   return stream_.wait("decoding a token");
 }
 

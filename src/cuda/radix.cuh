@@ -128,6 +128,7 @@ __device__ __forceinline__ uint32_t order_key(float x) {
 
 constexpr int kChooseRun = 8;  // neighbouring items that a thread takes
 static_assert(kTopRun % kChooseRun == 0);
+static_assert(kFewBlocks == kChooseThreads * kChooseRun);  // so many stay in registers
 
 struct ChooseScratch {
   int bins[2048];
@@ -304,7 +305,7 @@ __device__ __forceinline__ void choose_largest(int64_t begin, int64_t end, int w
 template <int kMost>
 __device__ __forceinline__ int sieve_tops(const uint32_t* tops, int64_t first, int64_t last, int wanted,
                                           ChooseScratch& shared, int32_t (&listed)[kMost], uint2& range) {
-  if (last - first < wanted || last - first <= kChooseThreads * kChooseRun / kTopRun) return -1;
+  if (last - first < wanted || last - first <= kFewBlocks / kTopRun) return -1;
   constexpr int kHeld = 4, kRound = kHeld * kChooseThreads;  // neighbouring tops of a thread, which stay if all do
   uint32_t held[kHeld];
   const auto load = [&](int64_t t) {

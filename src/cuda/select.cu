@@ -91,8 +91,9 @@ __global__ void __launch_bounds__(kChooseThreads)
   if (c.wanted > 0) {
     const int64_t first = places.begin / kTopRun, last = (places.end + kTopRun - 1) / kTopRun;
     uint2 range = kAnyKey;
-    const int sieved =
-        sieve_tops(tops + list * top_count(s.capacity), first, last, int(c.wanted), scratch, listed, range);
+    const int sieved = tops == nullptr ? -1
+                                       : sieve_tops(tops + list * top_count(s.capacity), first, last, int(c.wanted),
+                                                    scratch, listed, range);
     // Runs of what was listed, or all.
     constexpr int kParts = kTopRun / kChooseRun;
     const int64_t runs = sieved >= 0 ? int64_t(sieved) * kParts : (last - first) * kParts;
@@ -172,14 +173,14 @@ Status choose_coarse(float* scores, int kv_heads, const CardSummaries& coarse, c
                       stream, scores, coarse, rules, limits, position, list, count, stride);
 }
 
-Status choose_blocks(float* scores, bool topped, int kv_heads, const CardSummaries& s, const ChoiceRules& rules,
+Status choose_blocks(float* scores, Tops made, int kv_heads, const CardSummaries& s, const ChoiceRules& rules,
                      const int64_t* position, int32_t* tiles, int32_t* count, int64_t stride, CardStreamHandle stream) {
   auto* pairs = reinterpret_cast<int2*>(tiles);
   const auto lists = unsigned(rules.shared ? 1 : kv_heads);
-  uint32_t* tops = score_tops(scores, kv_heads, s.capacity);
-  if (!topped || rules.shared) {
+  uint32_t* tops = made == Tops::kNone ? nullptr : score_tops(scores, kv_heads, s.capacity);
+  LONGKV_TRY(join(scores, kv_heads, s.capacity, rules, stream));
+  if (made == Tops::kMade || (made == Tops::kLeft && rules.shared)) {
     const dim3 grid(unsigned(std::clamp<int64_t>((top_count(s.capacity) + 255) / 256, 1, 64)), lists);
-    LONGKV_TRY(join(scores, kv_heads, s.capacity, rules, stream));
     LONGKV_TRY(launch_close("tops", tops_kernel, grid, 256, stream, scores, s, rules, position, tops));
   }
   LONGKV_TRY(launch_close("choose_blocks", choose_kernel, lists, kChooseThreads, stream, scores, tops, s, rules,

@@ -59,12 +59,17 @@ inline uint32_t* score_tops(float* scores, int kv_heads, int64_t capacity) {
   return reinterpret_cast<uint32_t*>(scores + kv_heads * capacity);
 }
 
+// Whether tops are looked at: those that what scored has left (score_bits(); of lists that are not shared), those that
+// the choice makes, or none, where a list has at most kFewBlocks candidates.
+enum class Tops { kLeft, kMade, kNone };
+inline constexpr int64_t kFewBlocks = 8192;
+
 // scores[kv_heads][s.capacity] of the full blocks before *position, then lists for attend_token(): tiles and count as
-// in TileList. q: [heads][dim] halves, as append_rows() leaves them. topped: what scored has left the tops as well, for
-// lists that are not shared (score_bits()). A shared list takes the place of the first KV head's scores.
+// in TileList. q: [heads][dim] halves, as append_rows() leaves them. A shared list takes the place of the first KV
+// head's scores.
 Status score_blocks(const half_t* q, int heads, const CardKv& kv, const CardSummaries& s, const ChoiceRules& rules,
                     const int64_t* position, float* scores, CardStreamHandle stream);
-Status choose_blocks(float* scores, bool topped, int kv_heads, const CardSummaries& s, const ChoiceRules& rules,
+Status choose_blocks(float* scores, Tops made, int kv_heads, const CardSummaries& s, const ChoiceRules& rules,
                      const int64_t* position, int32_t* tiles, int32_t* count, int64_t stride, CardStreamHandle stream);
 
 // The coarse blocks whose blocks are to be scored: as many as bytes of the index allow (rule: kv/select/coarse.h), from

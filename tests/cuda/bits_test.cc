@@ -71,7 +71,7 @@ TEST(CardBits, SharesOfMassAsInDouble) {
     s.block = c.block, s.capacity = blocks;
     const int64_t stride = rules.tiles(c.block);
     const OnCard tiles(c.kv_heads * stride * 8), count(c.kv_heads * 4);
-    ASSERT_DONE(card::choose_blocks(scores.as<float>(), true, c.kv_heads, s, rules, position.as<int64_t>(),
+    ASSERT_DONE(card::choose_blocks(scores.as<float>(), card::Tops::kLeft, c.kv_heads, s, rules, position.as<int64_t>(),
                                     tiles.as<int32_t>(), count.as<int32_t>(), stride, nullptr));
     const auto list = tiles.read<int32_t>(c.kv_heads * stride * 2);
     const auto counts = count.read<int32_t>(c.kv_heads);

@@ -124,8 +124,8 @@ TEST(CardMass, SmallestSetsOfEveryHead) {
       ASSERT_DONE(card::summarize(kv, s, 0, c.rows / c.block, nullptr));
       ASSERT_DONE(card::score_blocks(a.q, c.heads, kv, s, rules, at, scores.as<float>(), nullptr));
     }
-    ASSERT_DONE(card::choose_blocks(scores.as<float>(), false, c.kv_heads, s, rules, at, tiles.as<int32_t>(),
-                                    count.as<int32_t>(), stride, nullptr));
+    ASSERT_DONE(card::choose_blocks(scores.as<float>(), card::Tops::kMade, c.kv_heads, s, rules, at,
+                                    tiles.as<int32_t>(), count.as<int32_t>(), stride, nullptr));
     const auto listed = tiles.read<int32_t>(c.kv_heads * stride * 2), counted = count.read<int32_t>(c.kv_heads);
     ASSERT_DONE(
         card::choose_mass(a, rules, c.block, c.p, at, tiles.as<int32_t>(), count.as<int32_t>(), stride, mass, nullptr));

@@ -71,8 +71,9 @@ TEST(CardSelect, SummariesScoresAndChoices) {
     ASSERT_DONE(card::score_blocks(q.as<card::half_t>(), c.heads, k.kv, s, c.rules, positions.as<int64_t>() + 1,
                                    scores.as<float>(), nullptr));
     const auto got = scores.read<float>(c.kv_heads * blocks);
-    ASSERT_DONE(card::choose_blocks(scores.as<float>(), false, c.kv_heads, s, c.rules, positions.as<int64_t>() + 1,
-                                    tiles.as<int32_t>(), count.as<int32_t>(), stride, nullptr));
+    ASSERT_DONE(card::choose_blocks(scores.as<float>(), card::Tops::kMade, c.kv_heads, s, c.rules,
+                                    positions.as<int64_t>() + 1, tiles.as<int32_t>(), count.as<int32_t>(), stride,
+                                    nullptr));
     const auto list = tiles.read<int32_t>(c.kv_heads * stride * 2);
     const auto counts = count.read<int32_t>(c.kv_heads);
 
@@ -156,32 +157,34 @@ TEST(CardSelect, ChoicesOfManyBlocks) {
       std::vector<float> scores(size_t(card::score_bytes(c.kv_heads, c.capacity) / 4), std::nanf(""));
       for (int h = 0; h < c.kv_heads; ++h)
         for (int64_t b = 0; b < c.blocks; ++b) scores[size_t(h * c.capacity + b)] = score(b, random);
-      const OnCard on_card = OnCard::of(scores), position = OnCard::of(std::vector<int64_t>{c.blocks * c.block - 5});
-      card::CardSummaries s;
-      s.block = c.block, s.capacity = c.capacity;
-      const int64_t stride = c.rules.tiles(c.block);
-      const OnCard tiles(c.kv_heads * stride * 8), count(c.kv_heads * 4);
-      ASSERT_DONE(card::choose_blocks(on_card.as<float>(), false, c.kv_heads, s, c.rules, position.as<int64_t>(),
-                                      tiles.as<int32_t>(), count.as<int32_t>(), stride, nullptr));
-      const auto list = tiles.read<int32_t>(c.kv_heads * stride * 2);
-      const auto counts = count.read<int32_t>(c.kv_heads);
-      for (int h = 0; h < c.kv_heads; ++h) {
-        std::vector<double> own;
-        for (int64_t b = 0; b < c.blocks; ++b) {
-          float x = scores[size_t(h * c.capacity + b)];
-          if (c.rules.shared) {
-            x = c.rules.max ? -kInfinity : 0.0f;
-            for (int other = 0; other < c.kv_heads; ++other) {
-              const float y = scores[size_t(other * c.capacity + b)];
-              x = c.rules.max ? std::fmax(x, y) : x + y;
+      for (const card::Tops tops : {card::Tops::kMade, card::Tops::kNone}) {
+        const OnCard on_card = OnCard::of(scores), position = OnCard::of(std::vector<int64_t>{c.blocks * c.block - 5});
+        card::CardSummaries s;
+        s.block = c.block, s.capacity = c.capacity;
+        const int64_t stride = c.rules.tiles(c.block);
+        const OnCard tiles(c.kv_heads * stride * 8), count(c.kv_heads * 4);
+        ASSERT_DONE(card::choose_blocks(on_card.as<float>(), tops, c.kv_heads, s, c.rules, position.as<int64_t>(),
+                                        tiles.as<int32_t>(), count.as<int32_t>(), stride, nullptr));
+        const auto list = tiles.read<int32_t>(c.kv_heads * stride * 2);
+        const auto counts = count.read<int32_t>(c.kv_heads);
+        for (int h = 0; h < c.kv_heads; ++h) {
+          std::vector<double> own;
+          for (int64_t b = 0; b < c.blocks; ++b) {
+            float x = scores[size_t(h * c.capacity + b)];
+            if (c.rules.shared) {
+              x = c.rules.max ? -kInfinity : 0.0f;
+              for (int other = 0; other < c.kv_heads; ++other) {
+                const float y = scores[size_t(other * c.capacity + b)];
+                x = c.rules.max ? std::fmax(x, y) : x + y;
+              }
             }
+            own.push_back(std::isnan(x) ? -1e301 : std::isinf(x) && x < 0 ? -1e300 : double(x));
           }
-          own.push_back(std::isnan(x) ? -1e301 : std::isinf(x) && x < 0 ? -1e300 : double(x));
+          ASSERT_LE(counts[size_t(h)], stride);
+          ASSERT_EQ(test::rows_of(&list[size_t(h * stride * 2)], counts[size_t(h)]),
+                    expected_rows(own, c.blocks * c.block - 4, c.block, c.rules))
+              << "head " << h;
         }
-        ASSERT_LE(counts[size_t(h)], stride);
-        ASSERT_EQ(test::rows_of(&list[size_t(h * stride * 2)], counts[size_t(h)]),
-                  expected_rows(own, c.blocks * c.block - 4, c.block, c.rules))
-            << "head " << h;
       }
     }
   }

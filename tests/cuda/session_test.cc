@@ -212,6 +212,37 @@ TEST(CardSession, ChosenRowsAsOnTheCpu) {
   }
 }
 
+// Steps are recorded for what they need: before the budget is full nothing is scored, a summary is written where a
+// block ends. Tokens decoded over both borders, and again after a cut, meet the rows that they meet on the CPU.
+TEST(CardSession, StepsAtBlockEndsAndOverTheBudget) {
+  LONGKV_NEED_CARD();
+  const Pair p = open_pair(models().front());
+  ASSERT_TRUE(p.card);
+  const auto ids = random_ids(700, p.model->config().vocab, 29);
+  const std::span<const int32_t> all(ids);
+  for (const char* text : {"index=minmax(block=16) + select=topk(budget=256,sink=16,local=16)",
+                           "index=minmax(block=32,summary=q8,coarse=4) + select=topk(budget=256,sink=0,local=0)",
+                           "index=bits(block=16,coarse=1) + select=topk(budget=256,sink=16,local=16,aggregate=softmax)",
+                           "index=minmax(block=16) + select=topk(budget=256,sink=16,local=16) + store=kivi4"}) {
+    SCOPED_TRACE(text);
+    const auto cpu = open_session(p.model, text, nullptr, *p.pool), gpu = open_session(p.model, text, p.card, *p.pool);
+    ASSERT_TRUE(cpu && gpu);
+    for (Session* s : {cpu.get(), gpu.get()}) ASSERT_DONE(s->prefill(all.first(201)));
+    const auto go_on = [&](size_t from, size_t n, const char* what) {
+      for (Session* s : {cpu.get(), gpu.get()}) ASSERT_DONE(decode_all(*s, all.subspan(from, n)));
+      expect_close(p, gpu->logits(), cpu->logits(), what, 0.02);
+      const auto rows = double(cpu->kv_stats().rows_attended);
+      EXPECT_NEAR(double(gpu->kv_stats().rows_attended), rows, 0.1 * rows);
+    };
+    go_on(201, 50, "below the budget");
+    go_on(251, 10, "over it");
+    go_on(261, 139, "far over it");
+    for (Session* s : {cpu.get(), gpu.get()}) ASSERT_DONE(s->truncate(210));
+    go_on(400, 20, "below it again");
+    go_on(420, 230, "far over it again");
+  }
+}
+
 // Old rows in another form, on both: while decoding, after a cut, and under a second prompt.
 TEST(CardSession, EncodedRowsAsOnTheCpu) {
   LONGKV_NEED_CARD();
