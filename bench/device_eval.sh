@@ -52,6 +52,8 @@ masks="kivi4,leank:mask=$mask,leank:mask=$mask+kivi4,leank:mask=$few,sink=64,win
 bits=""
 for b in $four; do bits+=",ktransformers:budget=$b,block=16,index=bits"; done
 bits=${bits#,}
+boxes=$(budgets quest $four)
+for b in $four; do boxes+=",quest:budget=$b,summary=f16"; done
 pair="kvslimmer:budget=2048,asymkv:budget=2048"
 patterns="a_shape:window=1920,$reads,minference:file=$assigned,$reads,flex:$reads,xattention:$reads,prefill=block_sparse(blocks=32,$reads)"
 
@@ -80,6 +82,7 @@ step() {
 # Recipes of one step share the reading. First the steps whose cells docs/results.md lacked before the 27 minutes of 2026-11-30 (at each
 # length the first were done then), at the end what it had in full, for the time may end before the list.
 list8() {
+  step "$1" "$2" 100 "$boxes"
   step "$1" "$2" 25 "$pair,normmass:budget=2048,fastgen,kvzip:keep_ratio=0.25,magicpig,$(budgets h2o $four),$patterns"
   step "$1" "$2" 100 "$pair,magicpig,$(budgets twilight $four),$(budgets vattention $others),$bits"
   step "$1" "$2" 100 "normmass:budget=2048,fastgen"
@@ -91,6 +94,7 @@ list8() {
   step "$1" "$2" 100 "$encodings,$masks,quest:budget=1024+q8"
 }
 list32() {
+  step "$1" "$2" 100 "$boxes"
   step "$1" "$2" 100 "$(all "$four" $evictors),$(all "1024 2048 4096" infllm ktransformers-preselect),ktransformers,ktransformers-preselect,duo:gates=$gates"
   step "$1" "$2" 25 "$(all "$four" $selectors)"
   step "$1" "$2" 100 "$encodings,$(budgets sparq 2048),oracle:budget=1024 + $sample"
@@ -100,6 +104,7 @@ list32() {
   step "$1" "$2" 100 "$masks"
 }
 list128() {
+  step "$1" "$2" 25 "$boxes"
   step "$1" "$2" 25 "$(all "$four" $evictors),$(budgets snapkv $four),$(all "512 1024" quest ktransformers),$(all "1024 2048 4096" infllm ktransformers-preselect)"
   step "$1" "$2" 25 "$encodings,$(budgets retroinfer 2048),$(budgets double_sparsity 2048),duo:gates=$gates,ktransformers,ktransformers-preselect"
   step "$1" "$2" 25 "$(budgets sparq 2048),$(budgets twilight 2048),$(budgets vattention 2048)"

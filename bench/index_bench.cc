@@ -80,7 +80,7 @@ constexpr const char* kRecipes[] = {
     "full",
     "quest:dense_layers=0",
     "quest:dense_layers=0,coarse=1",
-    "quest:dense_layers=0,summary=q8",
+    "quest:dense_layers=0,summary=f16",
     "quest:dense_layers=0,index=meandev",
     "quest:dense_layers=0,index=mean",
     "onebit",

@@ -29,7 +29,7 @@ inline constexpr int64_t kTokens = 400;
 inline constexpr const char* kFuzzRecipes[] = {
     "full",
     "q8",
-    "quest:block=16,budget=64,dense_layers=0",
+    "quest:block=16,budget=64,dense_layers=0,summary=f16",
     "snapkv:budget=40,window=8",
     "h2o:budget=40",
     "kivi2:window=32",

@@ -51,8 +51,8 @@ TEST(Plan, QuestByHand) {
   const KvPlan p = planned(large_model(), "quest:budget=64K", 131072);
   EXPECT_EQ(p.dense_layers, 2);
   EXPECT_EQ(p.choosing_layers, 30);
-  // Boxes: two f16 vectors per 16 rows; a flat scan is within the bytes of 64K attended rows.
-  const int64_t boxes = 131072 / 16 * 2 * 128 * 2 * 8;
+  // Boxes: two vectors of bytes and their scales per 16 rows; a flat scan is within the bytes of 64K attended rows.
+  const int64_t boxes = int64_t{131072} / 16 * (2 * 128 + 2 * 4) * 8;
   EXPECT_EQ(p.index_bytes, 30 * boxes);
   EXPECT_EQ(p.read_index_bytes, 30 * boxes);
   EXPECT_EQ(p.read_rows_bytes, (2 * 131072LL + 30 * 65536LL) * 8 * 512);
@@ -67,7 +67,7 @@ TEST(Plan, TwoLevelScanIsBelowTheAttentionItServes) {
   m.trained_context = 1 << 20;
   const KvPlan p = planned(m, "quest:budget=2K,dense_layers=0", 1 << 20, {1024 * kGiB, 0, 1});
   EXPECT_LE(p.read_index_bytes, p.read_rows_bytes * 11 / 10);
-  const int64_t flat = (int64_t{1} << 20) / 16 * 2 * 128 * 2 * 8 * 32;
+  const int64_t flat = (int64_t{1} << 20) / 16 * (2 * 128 + 2 * 4) * 8 * 32;
   EXPECT_LT(p.read_index_bytes, flat / 4);
   EXPECT_GT(p.index_bytes, flat);
 }

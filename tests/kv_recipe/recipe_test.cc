@@ -32,7 +32,7 @@ TEST(Recipe, PresetsHaveThePublishedValues) {
   EXPECT_EQ(parsed("full").canonical(), "store=f16 + select=all");
   EXPECT_EQ(parsed("streaming").canonical(), "keep=streaming(sink=4,window=2044) + store=f16 + select=all");
   EXPECT_EQ(parsed("quest").canonical(),
-            "store=f16 + index=minmax(block=16) + select=topk(budget=1024,sink=0,local=0,dense_layers=2)");
+            "store=f16 + index=minmax(block=16,summary=q8) + select=topk(budget=1024,sink=0,local=0,dense_layers=2)");
   EXPECT_EQ(parsed("infllm").canonical(),
             "store=f16 + index=repr(block=128,reps=4) + select=topk(budget=6272,sink=128,local=4096,heads=shared)");
   EXPECT_EQ(parsed("ktransformers").canonical(),

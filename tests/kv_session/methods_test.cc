@@ -18,7 +18,7 @@ Recipe recipe_of(const std::string& text) {
 // The presets with numbers that leave something to choose in a few hundred tokens.
 const char* const kSmall[] = {
     "quest:budget=64,dense_layers=0",
-    "quest:budget=64,dense_layers=0,summary=q8",
+    "quest:budget=64,dense_layers=0,summary=f16",
     "quest:budget=64,dense_layers=0,index=meandev",
     "quest:budget=64,dense_layers=0,index=cuboid,summary=q8",
     "infllm:block=16,budget=128,sink=16,local=32",
