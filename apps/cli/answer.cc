@@ -150,6 +150,10 @@ std::string cost_text(const nlohmann::ordered_json& j) {
     out += fmt::format(
         "check   {:.0f} steps: captured attention mass {:.4f}, relative output error {:.4f}, KL divergence {:.2e}\n",
         number("checked_steps"), number("captured_mass"), number("output_error"), number("kl_divergence"));
+    for (size_t l = 0; log_level() >= LogLevel::kVerbose && l < j["captured_mass_by_layer"].size(); ++l) {
+      out += fmt::format("        layer {}: captured attention mass {:.4f}, relative output error {:.4f}\n", l,
+                         j["captured_mass_by_layer"][l].get<double>(), j["output_error_by_layer"][l].get<double>());
+    }
   }
   out += fmt::format("held    {:.0f} tokens, {:.1f} MB of KV; context {:.0f}\n", number("tokens_held"),
                      number("kv_bytes_held") / 1e6, number("context"));

@@ -35,14 +35,17 @@ std::vector<double> rates(const BenchRow& r) {
   return ts;
 }
 
-// llama-bench's field names where the meaning is the same, then ours.
+// llama-bench's fields, with the value that says what happens here where longkv has no such setting, then ours.
 Json to_json(const BenchRow& r) {
   std::vector<int64_t> ns;
   for (double s : r.seconds) ns.push_back(int64_t(s * 1e9));
   std::vector<double> ns_real(ns.begin(), ns.end());
   Json j;
+  const bool card = r.backend.starts_with("CUDA");
   j["build_commit"] = build_commit();
+  j["build_number"] = 0;  // commits are not counted
   j["cpu_info"] = cpu_model_name();
+  j["gpu_info"] = r.card;
   j["backends"] = r.backend;
   j["model_filename"] = r.model_path;
   j["model_type"] = r.model_type;
@@ -51,8 +54,28 @@ Json to_json(const BenchRow& r) {
   j["n_batch"] = r.chunk;
   j["n_ubatch"] = r.chunk;
   j["n_threads"] = r.threads;
+  j["cpu_mask"] = "0x0";  // threads are bound to no core
+  j["cpu_strict"] = false;
+  j["poll"] = 0;
   j["type_k"] = r.type_k;
   j["type_v"] = r.type_v;
+  j["n_gpu_layers"] = card ? r.layers - r.host_layers : 0;
+  j["n_cpu_moe"] = 0;
+  j["split_mode"] = "none";  // one card
+  j["main_gpu"] = 0;
+  j["no_kv_offload"] = card && r.backend.ends_with(",kv=cpu");
+  j["flash_attn"] = 1;  // scores are never held whole
+  j["devices"] = card ? "CUDA0" : "none";
+  j["tensor_split"] = "0.00";
+  j["tensor_buft_overrides"] = "none";
+  j["load_mode"] = "mmap";
+  j["lazy_mode"] = "auto";
+  j["embeddings"] = false;
+  j["no_op_offload"] = 0;
+  j["no_host"] = false;
+  j["repack"] = r.repacked;
+  j["fit_target"] = 0;
+  j["fit_min_ctx"] = 0;
   j["n_prompt"] = r.prompt;
   j["n_gen"] = r.generate;
   j["n_depth"] = r.depth;
@@ -63,6 +86,7 @@ Json to_json(const BenchRow& r) {
   j["stddev_ts"] = r.tokens_per_second_deviation();
   j["kv"] = r.kv;
   j["isa"] = isa_name(active_isa());
+  j["prefill_type"] = r.products;
   j["depth_fill"] = r.random_fill ? "random" : "computed";
   j["kv_bytes_per_token"] = r.kv_bytes_per_token;
   j["weight_bytes_per_token"] = r.weight_bytes_per_token;

@@ -23,6 +23,10 @@ struct BenchRow {
   double weight_bytes_per_token = 0;  // matrices read by a decoded token; 0 for prompt rows
   double read_bandwidth = 0;          // bytes/s, measured by the built-in test; on a card what its makers say
   std::string backend = "CPU";        // or "CUDA"
+  std::string card;                   // its name, where one computes
+  int layers = 0;                     // of the model
+  std::string products;               // of the CPU with prompts: int8, bf16, f32
+  bool repacked = false;              // weights may lie in another order than in the file
   double bus_bytes_per_token = 0;     // fetched by a card from memory for a decoded token
   double blocks_found = 0;            // share of the attended blocks that lay on the card
   int64_t vram_peak = 0;              // bytes of the card, weights included

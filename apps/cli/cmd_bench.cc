@@ -239,6 +239,9 @@ Status run_tests(const BenchOptions& o, const ModelOptions& m, const std::vector
     row.model_parameters = model_parameters(*opened.model);
     row.threads = opened.pool->threads();
     row.chunk = opened.chunk;
+    row.layers = opened.model->config().layers;
+    row.repacked = opened.model->packed_bytes() > 0;
+    row.products = product_name(opened.products);
     row.kv = opened.recipe.canonical();
     row.kv_label = *m.kv;
     row.type_k = kv_type_name(opened.recipe.store.k);
@@ -252,6 +255,7 @@ Status run_tests(const BenchOptions& o, const ModelOptions& m, const std::vector
     const int64_t streamed = opened.card ? opened.card->streamed_bytes() : 0;
     LONGKV_TRY(runner.measure(test, row));
     if (runner.on_card()) {
+      row.card = opened.card->device().name;
       row.host_layers = opened.card->host_layers();
       row.streamed_bytes = opened.card->streamed_bytes() - streamed;
       row.backend = row.host_layers > 0 ? "CUDA+CPU" : "CUDA";

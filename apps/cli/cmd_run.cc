@@ -94,9 +94,9 @@ Status run(const RunOptions& o) {
   if (opened.asked_context == 0 && o.predict >= 0)
     opened.context = std::min(opened.context, int64_t(ids.size() + question.size()) + o.predict);
   const std::atomic<bool>* cancel = install_interrupt_flag();
-  log_info("{}: {}; {} tokens of prompt, context {}, {} threads, {}", opened.model->config().name,
+  log_info("{}: {}; {} tokens of prompt, context {}, {} threads, {} products, {}", opened.model->config().name,
            chat ? "chat format: " + chat->description() : std::string("raw prompt"), ids.size(), opened.context,
-           opened.pool->threads(), opened.recipe.canonical());
+           opened.pool->threads(), product_name(opened.products), opened.recipe.canonical());
   if (o.show_prompt) log_line(LogLevel::kQuiet, tokenizer.decode(ids, /*show_special=*/true));
 
   LONGKV_ASSIGN(const auto session, make_session(opened));

@@ -10,13 +10,14 @@ namespace longkv::cli {
 
 void add_sampling_options(CLI::App& command, SamplingOptions& o) {
   command.add_option("-s,--seed", o.seed, "Seed; -1 = random")->capture_default_str();
-  command.add_option("--temp", o.params.temperature, "Temperature; 0 and below = greedy")->capture_default_str();
+  command.add_option("--temp,--temperature", o.params.temperature, "Temperature; 0 and below = greedy")
+      ->capture_default_str();
   command.add_option("--top-k", o.params.top_k, "Keep the k best; 0 = off")->capture_default_str();
   command.add_option("--top-p", o.params.top_p, "Keep the smallest set of this mass; 1 = off")->capture_default_str();
   command.add_option("--min-p", o.params.min_p, "Keep tokens this likely relative to the best; 0 = off")
       ->capture_default_str()
       ->group(kMore);
-  command.add_option("--typical", o.params.typical, "Locally typical mass; 1 = off")
+  command.add_option("--typical,--typical-p", o.params.typical, "Locally typical mass; 1 = off")
       ->capture_default_str()
       ->group(kMore);
   command.add_option("--repeat-penalty", o.params.repeat_penalty, "1 = off")->capture_default_str()->group(kMore);

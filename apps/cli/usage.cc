@@ -28,7 +28,7 @@ std::string name_of(const std::string& argument) { return argument.substr(0, arg
 bool takes_value(const CLI::Option& option) { return option.get_items_expected_min() > 0; }
 
 // The candidate that the user most likely meant; empty when none is near. A word that begins or ends with a candidate's
-// letters, or the other way round, counts as one edit: "--temperature" for "--temp".
+// letters, or the other way round, counts as one edit: "--penalty" for "--repeat-penalty".
 std::string nearest(const std::string& word, const std::vector<std::string>& candidates) {
   const auto letters = [](std::string_view text) {
     return text.substr(std::min(text.find_first_not_of('-'), text.size()));

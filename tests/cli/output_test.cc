@@ -106,31 +106,13 @@ TEST(CliOutput, BenchRows) {
                          {"-d", "0,32", "--kv", "full,quest:block=16,budget=256,dense_layers=1"});
   const Json rows = parsed(longkv_program(join(base, {"--json"})));
   ASSERT_EQ(rows.size(), 2u * 2 * (2 + 2 + 1));
-  expect_fields(rows[2], {"build_commit",
-                          "cpu_info",
-                          "backends",
-                          "model_filename",
-                          "model_type",
-                          "model_size",
-                          "model_n_params",
-                          "n_batch",
-                          "n_ubatch",
-                          "n_threads",
-                          "type_k",
-                          "type_v",
-                          "n_prompt",
-                          "n_gen",
-                          "n_depth",
-                          "test_time",
-                          "avg_ns",
-                          "stddev_ns",
-                          "avg_ts",
-                          "stddev_ts",
-                          "samples_ns",
-                          "samples_ts",
-                          "kv_bytes_per_token",
-                          "gb_per_s",
-                          "bandwidth_share"});
+  expect_fields(
+      rows[2], {"build_commit", "build_number",   "cpu_info",       "gpu_info",   "backends",      "model_filename",
+                "model_type",   "model_size",     "model_n_params", "n_batch",    "n_ubatch",      "n_threads",
+                "type_k",       "type_v",         "n_gpu_layers",   "split_mode", "no_kv_offload", "flash_attn",
+                "prefill_type", "n_prompt",       "n_gen",          "n_depth",    "test_time",     "avg_ns",
+                "stddev_ns",    "avg_ts",         "stddev_ts",      "samples_ns", "samples_ts",    "kv_bytes_per_token",
+                "gb_per_s",     "bandwidth_share"});
   EXPECT_EQ(rows[0]["n_prompt"], 8);
   EXPECT_EQ(rows[4]["n_prompt"], 4);
   EXPECT_EQ(rows[4]["n_gen"], 2);
@@ -144,7 +126,7 @@ TEST(CliOutput, BenchRows) {
 
   const std::string csv = longkv_program(join(base, {"-o", "csv"})).out;
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 21);
-  EXPECT_EQ(csv.rfind("build_commit,cpu_info,", 0), 0u) << csv.substr(0, 80);
+  EXPECT_EQ(csv.rfind("build_commit,build_number,cpu_info,", 0), 0u) << csv.substr(0, 80);
 
   const Outcome md = longkv_program(join(base, {"-q"}));
   EXPECT_TRUE(md.err.empty()) << md.err;

@@ -41,7 +41,7 @@ TEST(CliUsage, WrongUsageIsNamedAndPrintsNothing) {
       {{"toknize"}, "did you mean 'tokenize'?"},
       {{"fly"}, "commands are run, chat, serve"},
       {join(run, {"--promt", "x"}), "'--promt' is not an option of 'run'; did you mean '--prompt'?"},
-      {join(run, {"--temperature", "1"}), "did you mean '--temp'?"},
+      {join(run, {"--temperatures", "1"}), "did you mean '--temp'?"},
       {join(run, {"--cache-typ-k=f16"}), "did you mean '--cache-type-k'?"},
       {join(run, {"-ctl", "f16"}), "'-ctl' is not an option of 'run'; did you mean '-ctk'?"},
       {join(run, {"-ngx", "99"}), "'-ngx' is not an option of 'run'"},

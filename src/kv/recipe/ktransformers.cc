@@ -165,6 +165,7 @@ Result<int64_t> number(const Section& section, const char* key, int64_t min, int
 Result<KTransformersConfig> parse_ktransformers_yaml(std::string_view yaml) {
   LONGKV_ASSIGN(const YamlDocument doc, read_yaml(yaml));
   const YamlNode* map = nullptr;
+  std::string unread;
   const YamlNode& root = doc.root();
   for (size_t i = 0; i + 1 < root.children.size(); i += 2) {
     const YamlNode& key = doc.nodes[root.children[i]];
@@ -177,6 +178,7 @@ Result<KTransformersConfig> parse_ktransformers_yaml(std::string_view yaml) {
       allowed.insert(allowed.begin(), "long_context");
       return unknown_word("section", {key.text, key.where}, allowed);
     }
+    unread += (unread.empty() ? "" : ", ") + key.text;
   }
   if (map == nullptr || map->kind != YamlNode::Kind::kMap) {
     return fail(Code::kInvalidArgument,
@@ -189,6 +191,7 @@ Result<KTransformersConfig> parse_ktransformers_yaml(std::string_view yaml) {
   Recipe& recipe = config.recipe;
   recipe.name = "ktransformers-config";
   recipe.select.all = false;
+  if (!unread.empty()) recipe.notes.push_back("sections that say nothing of the cache are not read: " + unread);
   LONGKV_ASSIGN(config.chunk_size, number(section, "chunk_size", 1, int64_t{1} << 24, recipe));
   LONGKV_ASSIGN(config.max_seq_len, number(section, "max_seq_len", 1, int64_t{1} << 40, recipe));
   if (section.has("threads_num")) {
