@@ -79,7 +79,7 @@ step() {
   code=$?
   echo "$(date -u +%T) $name: exit code $code, $(wc -l <"$work/$name/samples.jsonl") answers"
 }
-# Recipes of one step share the reading. First the steps whose cells docs/results.md lacked before the 27 minutes of 2026-11-30 (at each
+# Recipes of one step share the reading. First boxes in bytes beside boxes in halves, then the steps whose cells docs/results.md lacked before the 27 minutes of 2026-11-30 (at each
 # length the first were done then), at the end what it had in full, for the time may end before the list.
 list8() {
   step "$1" "$2" 100 "$boxes"

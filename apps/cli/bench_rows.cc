@@ -56,7 +56,7 @@ Json to_json(const BenchRow& r) {
   j["n_threads"] = r.threads;
   j["cpu_mask"] = "0x0";  // threads are bound to no core
   j["cpu_strict"] = false;
-  j["poll"] = 0;
+  j["poll"] = 50;  // workers spin for a while before they sleep
   j["type_k"] = r.type_k;
   j["type_v"] = r.type_v;
   j["n_gpu_layers"] = card ? r.layers - r.host_layers : 0;

@@ -25,7 +25,7 @@ struct BenchRow {
   std::string backend = "CPU";        // or "CUDA"
   std::string card;                   // its name, where one computes
   int layers = 0;                     // of the model
-  std::string products;               // of the CPU with prompts: int8, bf16, f32
+  std::string products;               // of prompts: int8, bf16, f32; f16 on a card
   bool repacked = false;              // weights may lie in another order than in the file
   double bus_bytes_per_token = 0;     // fetched by a card from memory for a decoded token
   double blocks_found = 0;            // share of the attended blocks that lay on the card

@@ -256,6 +256,7 @@ Status run_tests(const BenchOptions& o, const ModelOptions& m, const std::vector
     LONGKV_TRY(runner.measure(test, row));
     if (runner.on_card()) {
       row.card = opened.card->device().name;
+      row.products = "f16";
       row.host_layers = opened.card->host_layers();
       row.streamed_bytes = opened.card->streamed_bytes() - streamed;
       row.backend = row.host_layers > 0 ? "CUDA+CPU" : "CUDA";

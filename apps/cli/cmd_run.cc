@@ -96,7 +96,7 @@ Status run(const RunOptions& o) {
   const std::atomic<bool>* cancel = install_interrupt_flag();
   log_info("{}: {}; {} tokens of prompt, context {}, {} threads, {} products, {}", opened.model->config().name,
            chat ? "chat format: " + chat->description() : std::string("raw prompt"), ids.size(), opened.context,
-           opened.pool->threads(), product_name(opened.products), opened.recipe.canonical());
+           opened.pool->threads(), opened.card ? "f16" : product_name(opened.products), opened.recipe.canonical());
   if (o.show_prompt) log_line(LogLevel::kQuiet, tokenizer.decode(ids, /*show_special=*/true));
 
   LONGKV_ASSIGN(const auto session, make_session(opened));

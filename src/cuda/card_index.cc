@@ -144,6 +144,7 @@ int64_t CardIndex::most_candidates(int64_t tokens) const {
 CardChoiceStep CardIndex::step_at(int64_t tokens) const {
   CardChoiceStep step;
   step.all = !by_mass() && tokens <= rules_.budget;
+  if (by_bits_) return step;
   step.ends = tokens % block_ == 0;
   step.sieves = !step.all && most_candidates(tokens) > card::kFewBlocks;
   return step;

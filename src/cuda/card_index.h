@@ -18,7 +18,7 @@ namespace longkv {
 // What of a decoded token's choice follows from the number of tokens alone: a recorded step leaves the rest out.
 struct CardChoiceStep {
   bool all = false;    // every row is attended: nothing is scored
-  bool ends = true;    // a block ends with the token: its summary is written
+  bool ends = true;    // a block ends with the token: its summary is written (one-bit keys are, at every token)
   bool sieves = true;  // so many blocks that the choice looks at tops first
   static constexpr int kKinds = 8;
   int kind() const { return int(all) | int(ends) << 1 | int(sieves) << 2; }

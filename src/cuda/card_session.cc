@@ -308,15 +308,17 @@ Status CardSession::decode(int32_t id, std::span<float> logits) {
   return {};
 }
 
+// With it those of the tokens up to the next block's end, so that none of them waits for a recording.
 Result<cudaGraphExec_t> CardSession::step_of(int64_t tokens) {
-  CardChoiceStep step = index_ ? index_->step_at(tokens) : CardChoiceStep();
-  if (hybrid_) step.all = false;  // blocks are fetched by the list
-  cudaGraphExec_t& wanted = graphs_[step.kind()];
+  const auto kind_at = [&](int64_t n) {
+    CardChoiceStep step = index_ ? index_->step_at(n) : CardChoiceStep();
+    if (hybrid_) step.all = false;  // blocks are fetched by the list
+    return step;
+  };
+  cudaGraphExec_t& wanted = graphs_[kind_at(tokens).kind()];
   if (wanted != nullptr) return wanted;
-  // A step at a block's end follows soon: recorded now, so that no later token waits for it.
-  for (const bool ends : {true, false}) {
-    if (!index_ && !ends) continue;
-    step.ends = ends;
+  for (int64_t n = tokens; n < tokens + (index_ ? index_->block() : 1); ++n) {
+    const CardChoiceStep step = kind_at(n);
     cudaGraphExec_t& made = graphs_[step.kind()];
     if (made == nullptr) {
       LONGKV_ASSIGN(made, capture([&] { return record_step(step); }));

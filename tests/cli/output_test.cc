@@ -100,19 +100,54 @@ TEST(CliOutput, StatsFileHoldsWhatTheRunCost) {
   EXPECT_GT(j["bandwidth_share"], 0.0);
 }
 
+TEST(CliOutput, VerboseChecksNameEveryLayer) {
+  const Outcome o =
+      longkv_program({"run", "-m", needle(), "-t", "1", "-v", "--temperature", "0", "--typical-p", "1", "--ignore-eos",
+                      "-p", "abc", "-n", "4", "--kv-check", "1", "--prefill-type", "f32"});
+  ASSERT_TRUE(succeeds(o));
+  EXPECT_NE(o.err.find("f32 products"), std::string::npos) << o.err;
+  for (int layer = 0; layer < 6; ++layer) {
+    EXPECT_NE(o.err.find("layer " + std::to_string(layer) + ": captured attention mass 1.0000"), std::string::npos)
+        << o.err;
+  }
+}
+
 TEST(CliOutput, BenchRows) {
   const std::string model = TinyModel().write("model.gguf");
-  const Args base = join({"bench", "-m", model, "-r", "2", "-t", "1", "-p", "8,16", "-n", "2-4*2", "-pg", "4,2"},
-                         {"-d", "0,32", "--kv", "full,quest:block=16,budget=256,dense_layers=1"});
+  const Args base =
+      join({"bench", "-m", model, "-r", "2", "-t", "1", "-p", "8,16", "-n", "2-4*2", "-pg", "4,2"},
+           {"-d", "0,32", "--kv", "full,quest:block=16,budget=256,dense_layers=1", "--prefill-type", "f32"});
   const Json rows = parsed(longkv_program(join(base, {"--json"})));
   ASSERT_EQ(rows.size(), 2u * 2 * (2 + 2 + 1));
-  expect_fields(
-      rows[2], {"build_commit", "build_number",   "cpu_info",       "gpu_info",   "backends",      "model_filename",
-                "model_type",   "model_size",     "model_n_params", "n_batch",    "n_ubatch",      "n_threads",
-                "type_k",       "type_v",         "n_gpu_layers",   "split_mode", "no_kv_offload", "flash_attn",
-                "prefill_type", "n_prompt",       "n_gen",          "n_depth",    "test_time",     "avg_ns",
-                "stddev_ns",    "avg_ts",         "stddev_ts",      "samples_ns", "samples_ts",    "kv_bytes_per_token",
-                "gb_per_s",     "bandwidth_share"});
+  // llama-bench's, of the build of the source package that bench/peers fetches; then ours.
+  expect_fields(rows[2], {"build_commit",   "build_number",
+                          "cpu_info",       "gpu_info",
+                          "backends",       "model_filename",
+                          "model_type",     "model_size",
+                          "model_n_params", "n_batch",
+                          "n_ubatch",       "n_threads",
+                          "cpu_mask",       "cpu_strict",
+                          "poll",           "type_k",
+                          "type_v",         "n_gpu_layers",
+                          "n_cpu_moe",      "split_mode",
+                          "main_gpu",       "no_kv_offload",
+                          "flash_attn",     "devices",
+                          "tensor_split",   "tensor_buft_overrides",
+                          "load_mode",      "lazy_mode",
+                          "embeddings",     "no_op_offload",
+                          "no_host",        "repack",
+                          "fit_target",     "fit_min_ctx",
+                          "n_prompt",       "n_gen",
+                          "n_depth",        "test_time",
+                          "avg_ns",         "stddev_ns",
+                          "avg_ts",         "stddev_ts",
+                          "samples_ns",     "samples_ts"});
+  expect_fields(rows[2],
+                {"kv", "isa", "prefill_type", "depth_fill", "kv_bytes_per_token", "gb_per_s", "bandwidth_share"});
+  EXPECT_EQ(rows[0]["backends"], "CPU");
+  EXPECT_EQ(rows[0]["n_gpu_layers"], 0);
+  EXPECT_EQ(rows[0]["devices"], "none");
+  EXPECT_EQ(rows[0]["prefill_type"], "f32");
   EXPECT_EQ(rows[0]["n_prompt"], 8);
   EXPECT_EQ(rows[4]["n_prompt"], 4);
   EXPECT_EQ(rows[4]["n_gen"], 2);
